@@ -1,0 +1,56 @@
+"""Every error a user can cause or meet, as one tree.
+
+    BilateralError                what was expected, what came, what to do
+    |-- PlanError                 a plan or a command-line option does not make sense
+    |-- DataError                 data are missing, malformed, or unfit for the plan
+    |   `-- MissingDataError      a file is not where it was looked for
+    |-- ModelError                a model cannot be built or protected
+    |   `-- UnsupportedLayerError a layer has no rule in the scale graph
+    |-- ProtocolError             a message, or a value inside one, breaks the protocol
+    |   `-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
+    `-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
+
+The command line prints the message and exits with code 2; it never shows a traceback for these.
+"""
+
+from __future__ import annotations
+
+
+class BilateralError(Exception):
+    """Base of all errors of this package. `remedy` says what the user can do about it."""
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{message} {remedy}".strip())
+        self.remedy = remedy
+
+
+class PlanError(BilateralError):
+    """A plan or a command-line option does not make sense."""
+
+
+class DataError(BilateralError):
+    """Data are missing, malformed, or unfit for the plan."""
+
+
+class MissingDataError(DataError):
+    """A data file is not where it was looked for."""
+
+
+class ModelError(BilateralError):
+    """A model cannot be built, traced or protected."""
+
+
+class UnsupportedLayerError(ModelError):
+    """A layer or function of the traced model has no rule in the scale graph."""
+
+
+class ProtocolError(BilateralError):
+    """A message, or a value inside one, breaks the protocol."""
+
+
+class NumericalRangeError(ProtocolError):
+    """A value is NaN, infinite, or outside the range in which recovery is exact."""
+
+
+class CheckpointError(BilateralError):
+    """A checkpoint or an exported model is missing, corrupt, or belongs to something else."""

@@ -1,0 +1,142 @@
+"""Random symmetries of a network: which hidden channels may change places, and drawing one such exchange.
+
+An exchange maps neurons to neurons. It leaves the network's function alone if
+
+1. along every axis of every parameter the neurons stay the same multiset (so a layer still gets all its inputs), and
+2. grouped layers see whole groups: members of one group move together into one group.
+
+Neurons with the same *signature* (how often they occur on which axis) may be exchanged freely; this is refined by
+the groups. Neurons that occur twice among the outputs of one layer (tied channels) stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bilateral.randomness import Randomness
+
+Signature = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class NeuronCells:
+    """Sets of neurons that may be exchanged, and sets of groups that may be exchanged as wholes."""
+
+    num_neurons: int
+    free_cells: tuple[Tensor, ...]
+    exchangeable_groups: tuple[tuple[tuple[Tensor, ...], ...], ...]
+    """Per set of like groups: for each group, its cells (aligned between the groups of the set)."""
+
+    def draw(self, randomness: Randomness) -> Tensor:
+        """A random exchange: at the place of neuron `n` the perturbed network has neuron `draw[n]`."""
+        exchange = torch.arange(self.num_neurons)
+        for cell in self.free_cells:
+            exchange[cell] = cell[randomness.permutation(len(cell))]
+        for groups in self.exchangeable_groups:
+            targets = randomness.permutation(len(groups)).tolist()
+            for group, target in zip(groups, targets, strict=True):
+                for cell, target_cell in zip(group, groups[target], strict=True):
+                    exchange[cell] = target_cell[randomness.permutation(len(cell))]
+        return exchange
+
+    @property
+    def num_movable(self) -> int:
+        """How many neurons can end in another place."""
+        free = sum(len(c) for c in self.free_cells if len(c) > 1)
+        grouped = sum(
+            len(cell)
+            for groups in self.exchangeable_groups
+            for group in groups
+            for cell in group
+            if len(groups) > 1 or len(cell) > 1
+        )
+        return free + grouped
+
+
+def find_cells(
+    num_neurons: int, axes: Sequence[Tensor], producers: Sequence[Tensor], groupings: Sequence[tuple[Tensor, ...]]
+) -> NeuronCells:
+    """Cells from axes (lists of neurons), layer outputs, and (groups, members) tables; neuron 0 is fixed."""
+    fixed = np.zeros(num_neurons, dtype=bool)
+    fixed[0] = True
+    for outputs in producers:
+        neurons, counts = np.unique(outputs.numpy(), return_counts=True)
+        fixed[neurons[counts > 1]] = True
+    signatures = _signatures(num_neurons, [a.numpy() for a in axes])
+    merged = _merge_groupings(groupings)
+    simple, crossing = _split_crossing(merged)
+    for number, sides in enumerate(crossing):  # groups stay in place; members move inside
+        for side in sides:
+            for group, members in enumerate(side):
+                for neuron in members:
+                    signatures[neuron] = (*signatures[neuron], (-1 - number, group))
+    grouped: set[int] = set()
+    exchangeable: list[tuple[tuple[Tensor, ...], ...]] = []
+    for sides in simple:
+        grouped.update(n for side in sides for members in side for n in members)
+        exchangeable.extend(_like_groups(sides, signatures, fixed))
+    free: dict[Signature, list[int]] = defaultdict(list)
+    for neuron in range(num_neurons):
+        if not fixed[neuron] and neuron not in grouped:
+            free[signatures[neuron]].append(neuron)
+    cells = tuple(torch.tensor(c) for c in free.values() if len(c) > 1)
+    return NeuronCells(num_neurons, cells, tuple(exchangeable))
+
+
+def _signatures(num_neurons: int, axes: Sequence[np.ndarray]) -> list[Signature]:
+    entries: list[list[tuple[int, int]]] = [[] for _ in range(num_neurons)]
+    for number, axis in enumerate(axes):
+        neurons, counts = np.unique(axis, return_counts=True)
+        for neuron, count in zip(neurons.tolist(), counts.tolist(), strict=True):
+            entries[neuron].append((number, count))
+    return [tuple(e) for e in entries]
+
+
+_Side = tuple[tuple[int, ...], ...]
+
+
+def _merge_groupings(groupings: Sequence[tuple[Tensor, ...]]) -> list[list[_Side]]:
+    """Groupings that share a side (the same neurons in the same groups) move together: merge them."""
+    merged: list[list[_Side]] = []
+    for grouping in groupings:
+        sides = [tuple(tuple(sorted(row)) for row in side.tolist()) for side in grouping]
+        touching = [m for m in merged if any(side in m for side in sides)]
+        for m in touching:
+            merged.remove(m)
+            sides.extend(m)
+        merged.append(list(dict.fromkeys(sides)))
+    return merged
+
+
+def _split_crossing(merged: list[list[_Side]]) -> tuple[list[list[_Side]], list[list[_Side]]]:
+    """Groupings whose neurons lie in one group each, and those that cross with another grouping or themselves."""
+    memberships = Counter(n for sides in merged for side in sides for members in side for n in members)
+    simple, crossing = [], []
+    for sides in merged:
+        clean = all(memberships[n] == 1 and n != 0 for side in sides for members in side for n in members)
+        (simple if clean else crossing).append(sides)
+    return simple, crossing
+
+
+def _like_groups(
+    sides: list[_Side], signatures: list[Signature], fixed: np.ndarray
+) -> list[tuple[tuple[Tensor, ...], ...]]:
+    """Sort the groups of one grouping by what they look like from outside; like groups may be exchanged."""
+    by_look: dict[object, list[tuple[Tensor, ...]]] = defaultdict(list)
+    for index in range(len(sides[0])):
+        cells: dict[object, list[int]] = defaultdict(list)
+        for side_number, side in enumerate(sides):
+            for neuron in side[index]:
+                # A fixed neuron is a look of its own: its group then has no like.
+                look = neuron if fixed[neuron] else (side_number, signatures[neuron])
+                cells[look].append(neuron)
+        keys = sorted(cells, key=repr)
+        look_of_group = tuple((key, len(cells[key])) for key in keys)
+        by_look[look_of_group].append(tuple(torch.tensor(cells[key]) for key in keys))
+    return [tuple(groups) for groups in by_look.values()]

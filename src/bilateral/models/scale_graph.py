@@ -1,0 +1,220 @@
+"""The scale graph: everything the server needs to know of an architecture to perturb it exactly.
+
+For a module of supported layers, `ScaleGraph.of(model, example_input)` finds which scale factors and which channel
+permutations leave the network's function unchanged, and how each parameter follows them (protocol section 1.1, 1.7):
+
+    perturbed[i] = ratio[source[i]] * plain[source[i]]          ratio = scale[numerator] / scale[denominator]
+
+Both the ratio and the source index are flat vectors over all parameters, so that perturbing is one gather and one
+product and recovering a gradient is the transpose of that.
+
+Formal guarantee (tests/models/test_scale_graph.py): for every draw of positive scale factors and exchange of
+neurons, the module with perturbed parameters computes the same function as the module with plain ones, up to
+rounding and to the `eps` of normalisation layers, which acts as `eps / scale^2`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bilateral.models.builder import Axis, Binding
+from bilateral.models.identities import UnionFind
+from bilateral.models.permutation import NeuronCells, find_cells
+from bilateral.models.tracing import Walk, walk
+
+_PINNED: Final = 0
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """One parameter: where it lies in the flat vector, which scale classes it has, how it moves."""
+
+    name: str
+    shape: torch.Size
+    offset: int
+    kind: str
+    binding: Binding | None
+    pin_reasons: tuple[str, ...]
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.offset, self.offset + self.numel)
+
+
+@dataclass(frozen=True)
+class StatisticsLayout:
+    """A BatchNorm layer: the scale classes and neurons of its channels."""
+
+    module: str
+    scale_classes: Tensor
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class ScaleGraph:
+    """Scale classes, neurons and parameter layouts of one architecture. Immutable; holds no secrets."""
+
+    parameters: tuple[ParameterLayout, ...]
+    statistics: tuple[StatisticsLayout, ...]
+    num_scale_classes: int
+    normalised_classes: Tensor
+    cells: NeuronCells
+    head: str
+    num_outputs: int
+    head_input_classes: Tensor
+    head_input_axis: Axis
+
+    @staticmethod
+    def of(model: nn.Module, example_input: Tensor) -> ScaleGraph:
+        """Analyse `model`. `example_input` has a batch dimension; only its shape matters."""
+        found = walk(model, example_input)
+        return _compress(found, model)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel for p in self.parameters)
+
+    @property
+    def head_weight(self) -> ParameterLayout:
+        return self.layout(f"{self.head}.weight")
+
+    @property
+    def head_bias(self) -> ParameterLayout | None:
+        name = f"{self.head}.bias"
+        return next((p for p in self.parameters if p.name == name), None)
+
+    def layout(self, name: str) -> ParameterLayout:
+        return next(p for p in self.parameters if p.name == name)
+
+    def flatten(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Named tensors -> one vector in the order of `parameters`."""
+        return torch.cat([tensors[p.name].detach().reshape(-1).to(dtype) for p in self.parameters])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """The inverse of `flatten`; the tensors are views of `vector`."""
+        return {p.name: vector[p.slice].view(p.shape) for p in self.parameters}
+
+    def ratio(self, scale_factors: Tensor) -> Tensor:
+        """perturbed / plain for every element, in the plain order."""
+        inverse = 1.0 / scale_factors
+        parts = []
+        for p in self.parameters:
+            ratio = torch.ones((), dtype=scale_factors.dtype)
+            if p.binding is not None and p.binding.numerator is not None:
+                ratio = scale_factors[p.binding.numerator]
+            if p.binding is not None and p.binding.denominator is not None:
+                ratio = ratio * inverse[p.binding.denominator]
+            parts.append(ratio.expand(p.shape).reshape(-1))
+        return torch.cat(parts)
+
+    def source(self, exchange: Tensor) -> Tensor:
+        """For every element of the perturbed vector, the index of the plain element that stands there."""
+        return torch.cat([p.offset + _source_of(p, exchange) for p in self.parameters])
+
+
+def positions(axis: Axis, exchange: Tensor) -> Tensor:
+    """For each place along an axis, the plain place of the neuron (and location) that `exchange` puts there."""
+    stride = int(axis.location.max()) + 1 if axis.location.numel() else 1
+    plain = axis.neuron * stride + axis.location
+    moved = exchange[axis.neuron] * stride + axis.location
+    result = torch.empty_like(plain)
+    result[torch.argsort(moved, stable=True)] = torch.argsort(plain, stable=True)
+    return result
+
+
+def _source_of(p: ParameterLayout, exchange: Tensor) -> Tensor:
+    """Flat source index inside one parameter."""
+    binding = p.binding
+    if binding is None or binding.outputs is None:
+        return torch.arange(p.numel)
+    out = positions(binding.outputs, exchange)
+    if binding.inputs is None:
+        return out
+    into = positions(binding.inputs, exchange)
+    rows, columns = (into, out) if binding.transposed else (out, into)
+    # A weight has all of its row channels, but only the column channels of the row's own group.
+    rows_per_group = len(rows) // binding.groups
+    columns_per_group = len(columns) // binding.groups
+    column_table = columns.reshape(binding.groups, 1, columns_per_group).expand(-1, rows_per_group, -1)
+    column = column_table.reshape(len(rows), columns_per_group) % columns_per_group
+    matrix = rows[:, None] * columns_per_group + column
+    kernel = math.prod(p.shape[2:])
+    return (matrix[:, :, None] * kernel + torch.arange(kernel)).reshape(-1)
+
+
+def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
+    """Replace class numbers by consecutive representatives and lay the parameters out in one vector."""
+    builder = found.builder
+    scale_of, num_scales = _consecutive(builder.scales)
+    neuron_of, num_neurons = _consecutive(builder.neurons)
+
+    def compress_axis(axis: Axis | None) -> Axis | None:
+        return None if axis is None else Axis(neuron_of[axis.neuron], axis.location.clone())
+
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    layouts, offset = [], 0
+    for name in found.parameter_names:
+        raw = builder.bindings.get(name)
+        binding = None
+        if raw is not None:
+            binding = Binding(
+                raw.kind,
+                None if raw.numerator is None else scale_of[raw.numerator],
+                None if raw.denominator is None else scale_of[raw.denominator],
+                compress_axis(raw.outputs),
+                compress_axis(raw.inputs),
+                raw.groups,
+                raw.transposed,
+            )
+        kind = raw.kind if raw is not None else "unused"
+        layout = ParameterLayout(name, shapes[name], offset, kind, binding, _pin_reasons(builder.scales, raw))
+        layouts.append(layout)
+        offset += layout.numel
+    axes = [neuron_of[a.neuron] for a in builder.axes]
+    cells = find_cells(
+        num_neurons,
+        axes,
+        [neuron_of[p] for p in builder.producers],
+        [tuple(neuron_of[side] for side in g.sides) for g in builder.groupings],
+    )
+    normalised = [scale_of[s.reshape(-1)] for s in builder.normalised_scales]
+    head_input = found.head_inputs.ids
+    return ScaleGraph(
+        parameters=tuple(layouts),
+        statistics=tuple(
+            StatisticsLayout(s.module, scale_of[s.scale], Axis(neuron_of[s.axis.neuron], s.axis.location))
+            for s in builder.statistics
+        ),
+        num_scale_classes=num_scales,
+        normalised_classes=torch.unique(torch.cat(normalised)) if normalised else torch.zeros(0, dtype=torch.int64),
+        cells=cells,
+        head=found.head,
+        num_outputs=found.num_outputs,
+        head_input_classes=scale_of[head_input.scale[0]],
+        head_input_axis=Axis(neuron_of[head_input.neuron[0]], head_input.location[0].clone()),
+    )
+
+
+def _consecutive(forest: UnionFind) -> tuple[Tensor, int]:
+    representatives, numbers = np.unique(forest.roots(), return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)), len(representatives)
+
+
+def _pin_reasons(scales: UnionFind, binding: Binding | None) -> tuple[str, ...]:
+    if binding is None:
+        return ("the network does not use it",)
+    classes: Sequence[Tensor] = [t for t in (binding.numerator, binding.denominator) if t is not None]
+    items = torch.unique(torch.cat([t.reshape(-1) for t in classes])).tolist() if classes else []
+    reasons = {scales.reason_for_pin(i) for i in items} - {""}
+    return tuple(sorted(reasons))

@@ -1,0 +1,237 @@
+"""From an `nn.Module` to filled-in identities: trace with `torch.fx`, then walk the graph call by call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+# Importing the rule files registers their rules.
+from bilateral.errors import ModelError
+from bilateral.models import rules_parametric, rules_structural  # noqa: F401
+from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
+from bilateral.models.identities import Identities
+from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES
+
+SUPPORTED = (
+    "Supported: Linear, Conv1d/2d/3d (grouped, transposed), ReLU, LeakyReLU, PReLU, pooling, upsampling, padding, "
+    "BatchNorm, GroupNorm, LayerNorm, Dropout, flatten/view/cat/add; sigmoid, tanh, GELU and the like are pinned."
+)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A walked network: what the rules collected, and which Linear is its head."""
+
+    builder: GraphBuilder
+    head: str
+    head_inputs: Value
+    num_outputs: int
+    parameter_names: tuple[str, ...]
+
+
+def walk(model: nn.Module, example_input: Tensor) -> Walk:
+    """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
+    graph = _trace(model)
+    walker = _Walker(model, graph)
+    return walker.run(example_input)
+
+
+def _trace(model: nn.Module) -> fx.Graph:
+    try:
+        return fx.Tracer().trace(model)
+    except Exception as error:  # fx raises whatever the model's own code raises
+        raise ModelError(
+            f"{type(model).__name__} cannot be traced by torch.fx: {error}.",
+            remedy="Remove control flow that depends on tensor values from `forward`.",
+        ) from error
+
+
+class _Walker:
+    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._builder = GraphBuilder()
+        self._canonical = _canonical_names(model)
+        try:
+            self._meta = copy.deepcopy(model).to(device="meta", dtype=torch.float32)
+        except Exception as error:  # user modules may do anything in __deepcopy__
+            raise ModelError(
+                f"{type(model).__name__} cannot be copied: {error}.", remedy="Make the module copyable."
+            ) from error
+        self._values: dict[fx.Node, Any] = {}
+        self._linear_calls: dict[fx.Node, tuple[Value, Parameter]] = {}
+
+    def run(self, example_input: Tensor) -> Walk:
+        inputs = [n for n in self._graph.nodes if n.op == "placeholder" and not n.args]
+        if len(inputs) != 1:
+            raise ModelError(
+                f"The model takes {len(inputs)} inputs.", remedy="Give it exactly one input tensor (use cat to join)."
+            )
+        output: fx.Node | None = None
+        for node in self._graph.nodes:
+            if node is inputs[0]:
+                # Two samples: BatchNorm in training mode refuses one.
+                meta = torch.empty((2, *example_input.shape[1:]), device="meta", dtype=torch.float32)
+                self._values[node] = Value(meta, Identities.pinned(meta.shape))
+            elif node.op == "placeholder":
+                self._values[node] = node.args[0]
+            elif node.op == "get_attr":
+                self._values[node] = self._attribute(str(node.target))
+            elif node.op == "output":
+                output = node
+            else:
+                self._values[node] = self._call(node)
+        assert output is not None
+        return self._finish(output)
+
+    def _attribute(self, path: str) -> Any:
+        owner: Any = self._meta
+        for part in path.split("."):
+            owner = getattr(owner, part)
+        if isinstance(owner, nn.Parameter):
+            return Parameter(self._canonical[path], owner)
+        return owner
+
+    def _call(self, node: fx.Node) -> Any:
+        args = map_aggregate(node.args, lambda a: self._values[a] if isinstance(a, fx.Node) else a)
+        kwargs = map_aggregate(node.kwargs, lambda a: self._values[a] if isinstance(a, fx.Node) else a)
+        assert isinstance(args, tuple)
+        assert isinstance(kwargs, dict)
+        module = self._meta.get_submodule(str(node.target)) if node.op == "call_module" else None
+        label = _label(node, module)
+        output = self._meta_result(node, module, args, kwargs, label)
+        if not _holds_value((args, kwargs)):
+            return output
+        if not _holds_tensor(output):  # x.shape, x.size(0), x.dim(): plain numbers
+            return output
+        site = Site(label, output, str(node.target) if module is not None else "")
+        ids = self._rule(node, module, site)(self._builder, site, *self._module_arguments(node, module), *args, **kwargs)
+        if type(module) is nn.Linear:
+            weight = Parameter(self._canonical[f"{node.target}.weight"], module.weight)
+            self._linear_calls[node] = (args[0], weight)
+        return _wrap(output, ids)
+
+    def _rule(self, node: fx.Node, module: nn.Module | None, site: Site) -> Callable[..., Any]:
+        if module is not None:
+            found = MODULE_RULES.get(type(module))
+        elif node.op == "call_method":
+            found = METHOD_RULES.get(str(node.target))
+        else:
+            found = FUNCTION_RULES.get(node.target)
+        if found is None:
+            raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
+        return found
+
+    def _module_arguments(self, node: fx.Node, module: nn.Module | None) -> tuple[Any, ...]:
+        if module is None:
+            return ()
+        path = str(node.target)
+        own = {
+            name: Parameter(self._canonical[f"{path}.{name}"], parameter)
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        return (module, own)
+
+    def _meta_result(
+        self, node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
+    ) -> Any:
+        plain_args = map_aggregate(args, _to_meta)
+        plain_kwargs = map_aggregate(kwargs, _to_meta)
+        assert isinstance(plain_args, tuple)
+        assert isinstance(plain_kwargs, dict)
+        try:
+            with torch.no_grad():
+                if module is not None:
+                    return module(*plain_args, **plain_kwargs)
+                if node.op == "call_method":
+                    return getattr(plain_args[0], str(node.target))(*plain_args[1:], **plain_kwargs)
+                assert callable(node.target)
+                return node.target(*plain_args, **plain_kwargs)
+        except Exception as error:  # torch raises many types for a shape that does not fit
+            shapes = [tuple(a.meta.shape) for a in args if isinstance(a, Value)]
+            raise ModelError(
+                f"{label} does not accept an input of shape {shapes}: {error}.",
+                remedy="Check the model against the shape of the data.",
+            ) from error
+
+    def _finish(self, output: fx.Node) -> Walk:
+        result = output.args[0]
+        if not isinstance(result, fx.Node) or result not in self._linear_calls:
+            last = result.format_node() if isinstance(result, fx.Node) else repr(result)
+            raise ModelError(
+                f"The model's output is not the output of an nn.Linear module, but of: {last}.",
+                remedy="End the model with nn.Linear and leave softmax or sigmoid to the loss.",
+            )
+        head_input, weight = self._linear_calls[result]
+        site = Site(f"The head (Linear `{weight.name}`)", self._values[result].meta)
+        if head_input.meta.dim() != 2:
+            raise site.refuse(f"its input has shape {tuple(head_input.meta.shape)}", "Flatten it to (batch, features).")
+        if len(result.users) != 1:
+            raise site.refuse("its output is also used inside the network", "Use it as the model's output only.")
+        if self._builder.uses[weight.name] != 1:
+            raise site.refuse("its weight is shared with another layer", "Give the head a weight of its own.")
+        builder = self._builder
+        builder.scales.pin(self._values[result].ids.scale, "output of the network")
+        builder.neurons.pin(self._values[result].ids.neuron, "output of the network")
+        return Walk(
+            builder,
+            head=weight.name.removesuffix(".weight"),
+            head_inputs=head_input,
+            num_outputs=int(self._values[result].meta.shape[1]),
+            parameter_names=tuple(dict.fromkeys(self._canonical.values())),
+        )
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter -> the first name of the same tensor (shared weights have several)."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ModelError(f"`{name}` has no shape yet.", remedy="Run the lazy module once on an example input.")
+        first.setdefault(id(parameter), name)
+    return {n: first[id(p)] for n, p in model.named_parameters(remove_duplicate=False)}
+
+
+def _label(node: fx.Node, module: nn.Module | None) -> str:
+    if module is not None:
+        return f"{type(module).__name__} `{node.target}`"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return f"`{name}` (node `{node.name}`)"
+
+
+def _to_meta(argument: Any) -> Any:
+    return argument.meta if isinstance(argument, Value | Parameter) else argument
+
+
+def _holds_value(arguments: Any) -> bool:
+    found = False
+
+    def look(argument: Any) -> Any:
+        nonlocal found
+        found = found or isinstance(argument, Value)
+        return argument
+
+    map_aggregate(arguments, look)
+    return found
+
+
+def _holds_tensor(output: Any) -> bool:
+    return isinstance(output, Tensor) or (
+        isinstance(output, tuple | list) and any(isinstance(part, Tensor) for part in output)
+    )
+
+
+def _wrap(output: Any, ids: Any) -> Any:
+    if isinstance(ids, Identities):
+        assert isinstance(output, Tensor)
+        if ids.scale.shape != output.shape:
+            raise AssertionError(f"a rule gave identities of shape {ids.scale.shape} for a value of {output.shape}")
+        return Value(output, ids)
+    if isinstance(ids, Value):
+        return ids
+    return tuple(_wrap(part, i) for part, i in zip(output, ids, strict=True))

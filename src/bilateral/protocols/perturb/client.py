@@ -1,0 +1,166 @@
+"""The client's half of model perturbation.
+
+1. receive `PerturbedModel`, run one forward pass on a batch
+2. cross entropy only: send `SoftmaxQuery`, receive `SoftmaxReply`
+3. send `Upload`: all terms, batch statistics, and the client's weight
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bilateral.errors import DataError, NumericalRangeError, ProtocolError
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb import cross_entropy, scheme
+from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply, Upload
+from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.perturb.statistics import batch_statistics, collect_batch_statistics
+from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
+from bilateral.randomness import Randomness, SecureRandomness
+
+
+class PerturbClient:
+    """Trains on a perturbed model that it can use but not undo. Holds a module of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        graph: ScaleGraph,
+        settings: PerturbationSettings,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self.name = name
+        self._model = copy.deepcopy(model).train()
+        collect_batch_statistics(self._model)
+        self._graph = graph
+        self._settings = settings
+        self._randomness = randomness or SecureRandomness()
+        own = dict(self._model.named_parameters())
+        self._parameters = [own[p.name] for p in graph.parameters]
+        head = self._model.get_submodule(graph.head)
+        assert isinstance(head, nn.Linear)
+        self._head = head
+        self._pending: _Pending | None = None
+
+    def train(self, message: PerturbedModel, inputs: Tensor, targets: Tensor, weight: int) -> SoftmaxQuery | Upload:
+        """Step 1. `targets`: class numbers for cross entropy, (batch, outputs) for MSE. `weight`: see `Upload`."""
+        self._check(message, inputs, targets)
+        self._load(message)
+        passed = forward(self._model, self._head, inputs)
+        if not bool(torch.isfinite(passed.outputs).all()):
+            raise NumericalRangeError(
+                f"{self.name}: the model's outputs are NaN or infinite in round {message.round_index}.",
+                remedy="Check the inputs, or lower the learning rate.",
+            )
+        activation_sum = passed.head_inputs.detach().double().sum(1)
+        if self._settings.loss == "mse":
+            error = passed.outputs - targets.to(passed.outputs.dtype)
+            dtype = error.dtype
+            cotangents = scheme.mse_cotangents(
+                self._settings, error, activation_sum.to(dtype), message.output_directions.to(dtype), message.partition
+            )
+            return self._upload(message.round_index, passed, cotangents, weight)
+        sent, blinders = cross_entropy.query(
+            message.round_index, passed.outputs, activation_sum, self._randomness.child("blinders", message.round_index)
+        )
+        self._pending = _Pending(message, passed, targets, weight, blinders)
+        return sent
+
+    def receive(self, message: SoftmaxReply) -> Upload:
+        """Step 3 of cross entropy."""
+        pending = self._pending
+        if pending is None or message.round_index != pending.model.round_index:
+            raise ProtocolError(f"{self.name}: a softmax reply of round {message.round_index} was not asked for.")
+        outputs = pending.passed.outputs
+        for name in ("blinded_denominators", "blinder_coefficients", "corrections"):
+            message.expect_shape("the server", name, tuple(outputs.shape))
+        message.check_finite("the server")
+        self._pending = None
+        softmax = cross_entropy.unblind(message, pending.blinders)
+        target = F.one_hot(pending.targets, outputs.shape[1]).double()
+        cotangents = scheme.cross_entropy_cotangents(
+            self._settings,
+            softmax.blinded,
+            softmax.corrected,
+            target,
+            pending.model.output_directions,
+            pending.model.partition,
+        )
+        return self._upload(message.round_index, pending.passed, cotangents, pending.weight)
+
+    def _upload(self, round_index: int, passed: ForwardPass, cotangents: scheme.Cotangents, weight: int) -> Upload:
+        terms = term_gradients(self._parameters, self._head, passed, cotangents)
+        upload = Upload(round_index, weight, terms, batch_statistics(self._model, self._graph))
+        upload.check_finite(self.name)
+        return upload
+
+    def _load(self, message: PerturbedModel) -> None:
+        values = self._graph.unflatten(message.parameters)
+        with torch.no_grad():
+            for layout, parameter in zip(self._graph.parameters, self._parameters, strict=True):
+                parameter.copy_(values[layout.name])
+
+    def _check(self, message: PerturbedModel, inputs: Tensor, targets: Tensor) -> None:
+        outputs = self._graph.num_outputs
+        message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
+        message.expect_shape("the server", "output_directions", (outputs,))
+        message.expect_shape("the server", "partition", (outputs,))
+        message.check_finite("the server")
+        check_batch(self.name, inputs, targets, outputs, self._settings.loss)
+        if self._graph.statistics and len(inputs) < 2:
+            raise DataError(
+                f"{self.name}: a batch of one sample cannot train a model with BatchNorm.",
+                remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",
+            )
+
+
+class _Pending:
+    """What the client keeps between its query and the server's reply."""
+
+    def __init__(
+        self,
+        model: PerturbedModel,
+        passed: ForwardPass,
+        targets: Tensor,
+        weight: int,
+        blinders: cross_entropy.ClientBlinders,
+    ) -> None:
+        self.model = model
+        self.passed = passed
+        self.targets = targets
+        self.weight = weight
+        self.blinders = blinders
+
+
+def check_batch(client: str, inputs: Tensor, targets: Tensor, num_outputs: int, loss: str) -> None:
+    """Refuse a batch that would give a wrong gradient: empty, NaN, wrong shape, label out of range."""
+    if len(inputs) == 0:
+        raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
+    if len(inputs) != len(targets):
+        raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
+    if not bool(torch.isfinite(inputs).all()):
+        raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
+    if loss == "mse":
+        if targets.shape != (len(inputs), num_outputs):
+            raise DataError(
+                f"{client}: expected targets of shape ({len(inputs)}, {num_outputs}), got {tuple(targets.shape)}."
+            )
+        if not bool(torch.isfinite(targets).all()):
+            raise DataError(f"{client}: the targets hold NaN or infinite values.", remedy="Clean or impute them.")
+        return
+    if targets.dim() != 1 or targets.is_floating_point():
+        raise DataError(
+            f"{client}: expected one class number a sample, got {targets.dtype} of shape {tuple(targets.shape)}.",
+            remedy="Use integer labels, or loss = 'mse'.",
+        )
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= num_outputs:
+        raise DataError(
+            f"{client}: expected labels between 0 and {num_outputs - 1}, got {low} to {high}.",
+            remedy="Number the classes from 0, or give the model more outputs.",
+        )

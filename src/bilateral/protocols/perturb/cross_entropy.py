@@ -1,0 +1,104 @@
+"""The extra exchange of cross entropy (spec 1.3, P0 section III-B): blinded softmax values without the true outputs.
+
+1. client -> server: `alpha` and `mu_ij = exp(y_hat_j - y_hat_i) + lambda_i`, `lambda_i` the client's own blinders.
+2. server -> client: `y'_i = exp(d_i) + sum_j mu_ij exp(r*_ij)`, `sum_j exp(r*_ij)` and `q_i = (1 - exp(d_i)) / xi`,
+   where `r*_ij = d_i - (r_j - r_i) alpha` and `d_i` are the server's blinders, fresh for every sample and class.
+3. client: `p*_i = 1 / (y'_i - lambda_i sum_j exp(r*_ij)) = softmax_i / exp(d_i)` and `p~_i = p*_i q_i`.
+
+Sums run over j != i. All of it in float64; what stands in an exponent is checked, never clamped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import NumericalRangeError
+from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
+from bilateral.randomness import Randomness
+
+LARGEST_OUTPUT_DIFFERENCE = 300.0
+"""exp of it times the number of classes is far inside float64."""
+LARGEST_NOISE_EXPONENT = 16.0
+"""Above this the client's blinders, times exp of it, would cost more digits than float32 has to give."""
+CLIENT_BLINDER_BOUND = 10.0
+
+
+@dataclass(frozen=True, repr=False)
+class ClientBlinders:
+    """`lambda`: a number per sample and class that only the client knows."""
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class BlindedSoftmax:
+    """What the client gets out of the exchange: `p*` (blinded) and `p~` (corrected)."""
+
+    blinded: Tensor
+    corrected: Tensor
+
+
+def query(
+    round_index: int, noisy_outputs: Tensor, activation_sum: Tensor, randomness: Randomness
+) -> tuple[SoftmaxQuery, ClientBlinders]:
+    """Step 1, client."""
+    outputs = noisy_outputs.double()
+    differences = outputs[:, None, :] - outputs[:, :, None]  # [n, i, j] = y_j - y_i
+    largest = float(differences.max())
+    if not largest <= LARGEST_OUTPUT_DIFFERENCE:
+        raise NumericalRangeError(
+            f"Model outputs differ by {largest:.3g}; cross entropy is exact up to {LARGEST_OUTPUT_DIFFERENCE:g}.",
+            remedy="The model diverges: lower the learning rate or normalise the inputs.",
+        )
+    blinders = randomness.uniform(*outputs.shape, low=0.0, high=CLIENT_BLINDER_BOUND)
+    blinded = torch.exp(differences) + blinders[:, :, None]
+    return (
+        SoftmaxQuery(round_index, activation_sum.double(), _without_diagonal(blinded)),
+        ClientBlinders(blinders),
+    )
+
+
+def reply(
+    message: SoftmaxQuery, output_noise: Tensor, blinders_of_output: Tensor, noise_follows_activation: bool,
+    randomness: Randomness,
+) -> SoftmaxReply:
+    """Step 2, server. `output_noise` is r, `blinders_of_output` is xi of each output's group."""
+    num_samples, num_outputs = message.activation_sum.shape[0], output_noise.shape[0]
+    carrier = message.activation_sum if noise_follows_activation else torch.ones(num_samples, dtype=torch.float64)
+    noise = carrier[:, None] * output_noise  # what the client's outputs carry
+    largest = float(noise.max(1).values.sub(noise.min(1).values).max())
+    if not largest <= LARGEST_NOISE_EXPONENT:
+        raise NumericalRangeError(
+            f"The additive noise spans {largest:.3g} in the exponent; it is exact up to {LARGEST_NOISE_EXPONENT:g}.",
+            remedy="Lower perturbation.noise_ratio, use noise = 'offset', or calibrate on inputs like the clients'.",
+        )
+    sample_blinders = randomness.uniform(num_samples, num_outputs, low=-1.0, high=1.0)  # d
+    exponents = sample_blinders[:, :, None] - (noise[:, None, :] - noise[:, :, None])
+    factors = _without_diagonal(torch.exp(exponents))
+    own = torch.exp(sample_blinders)
+    return SoftmaxReply(
+        message.round_index,
+        blinded_denominators=own + (message.blinded_exponentials * factors).sum(2),
+        blinder_coefficients=factors.sum(2),
+        corrections=(1.0 - own) / blinders_of_output,
+    )
+
+
+def unblind(message: SoftmaxReply, client_blinders: ClientBlinders) -> BlindedSoftmax:
+    """Step 3, client."""
+    denominators = message.blinded_denominators - client_blinders.values * message.blinder_coefficients
+    if not bool((denominators > 0).all()):
+        raise NumericalRangeError(
+            "The server's softmax reply gives a negative probability.", remedy="The reply is corrupt; repeat the round."
+        )
+    blinded = 1.0 / denominators
+    return BlindedSoftmax(blinded, blinded * message.corrections)
+
+
+def _without_diagonal(square: Tensor) -> Tensor:
+    """(n, c, c) -> (n, c, c - 1): drop j = i."""
+    n, c, _ = square.shape
+    return square.reshape(n, -1)[:, 1:].reshape(n, c - 1, c + 1)[:, :, :-1].reshape(n, c, c - 1)

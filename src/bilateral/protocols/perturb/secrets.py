@@ -1,0 +1,93 @@
+"""The server's secrets of one round, drawn afresh every round and never sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb.calibration import Calibration
+from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.randomness import Randomness
+
+CROSS_ENTROPY_NOISE_BOUND = 1.5
+"""Largest |alpha r| aimed at with cross entropy: it stands in an exponent."""
+
+
+@dataclass(frozen=True, repr=False)
+class RoundSecrets:
+    """Scale factors, exchange of neurons and additive noise. `repr` is off so that no log shows them."""
+
+    scale_factors: Tensor
+    exchange: Tensor
+    ratio: Tensor
+    source: Tensor
+    group_secrets: Tensor
+    group_blinders: Tensor
+    output_directions: Tensor
+    partition: Tensor
+
+    @property
+    def output_noise(self) -> Tensor:
+        """r = gamma[group] * r_a"""
+        return self.group_secrets[self.partition] * self.output_directions
+
+
+def draw_scaling(
+    graph: ScaleGraph, scale_range: tuple[float, float], permute: bool, randomness: Randomness
+) -> tuple[Tensor, Tensor]:
+    """Scale factors (class 0 is 1; at least 1 before a normalisation layer) and an exchange of neurons."""
+    low, high = scale_range
+    factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
+    # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
+    factors[graph.normalised_classes] = factors[graph.normalised_classes] / low
+    factors[0] = 1.0
+    if not permute:
+        return factors, torch.arange(graph.cells.num_neurons)
+    return factors, graph.cells.draw(randomness)
+
+
+def draw_secrets(
+    graph: ScaleGraph, settings: PerturbationSettings, calibration: Calibration, randomness: Randomness
+) -> RoundSecrets:
+    """All secrets of a round; the additive noise is sized by `calibration` (spec 1.5)."""
+    factors, exchange = draw_scaling(graph, settings.scale_range, settings.permute, randomness)
+    m, outputs = settings.num_partitions, graph.num_outputs
+    # Directions and group secrets stay away from 0, so that no output goes without noise.
+    directions = randomness.signs(outputs) * randomness.uniform(outputs, low=0.5, high=1.5)
+    partition = torch.arange(outputs)[randomness.permutation(outputs)] % m
+    spread = randomness.signs(m) * randomness.log_uniform(m, low=0.5, high=2.0)
+    size = _noise_size(graph, settings, calibration, factors, directions, spread[partition])
+    return RoundSecrets(
+        scale_factors=factors,
+        exchange=exchange,
+        ratio=graph.ratio(factors),
+        source=graph.source(exchange),
+        group_secrets=size * spread,
+        group_blinders=randomness.signs(m) * randomness.log_uniform(m, low=0.5, high=2.0),
+        output_directions=directions,
+        partition=partition,
+    )
+
+
+def _noise_size(
+    graph: ScaleGraph,
+    settings: PerturbationSettings,
+    calibration: Calibration,
+    factors: Tensor,
+    directions: Tensor,
+    spread: Tensor,
+) -> float:
+    """The factor that brings the noise to `noise_ratio` times the spread of the logits."""
+    carrier = torch.ones(1, dtype=torch.float64)
+    if settings.noise == "activation":
+        carrier = calibration.head_inputs @ factors[graph.head_input_classes]  # alpha of each calibration sample
+    shape = directions * spread
+    root_mean_square = float(carrier.square().mean().sqrt() * shape.square().mean().sqrt())
+    size = settings.noise_ratio * calibration.logit_spread / max(root_mean_square, 1e-12)
+    if settings.loss == "ce":
+        largest = float(carrier.abs().max() * shape.abs().max())
+        size = min(size, CROSS_ENTROPY_NOISE_BOUND / max(largest, 1e-12))
+    return size

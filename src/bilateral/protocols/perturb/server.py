@@ -1,0 +1,173 @@
+"""The server's half of model perturbation.
+
+1. `start_round` draws fresh secrets and returns `PerturbedModel`
+2. cross entropy only: `answer` turns a client's `SoftmaxQuery` into `SoftmaxReply`
+3. `recover` turns the *sum* of the uploads into the true gradient; single uploads are never needed
+
+Formal guarantee (tests/protocols/test_perturb.py): without rounding, the recovered gradient equals the weighted mean
+of the clients' gradients of the plain model, for every architecture that the scale graph accepts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bilateral.errors import PlanError, ProtocolError
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+from bilateral.protocols.perturb import cross_entropy, scheme
+from bilateral.protocols.perturb.calibration import Calibration, calibrate, normal_inputs
+from bilateral.protocols.perturb.messages import Aggregate, PerturbedModel, SoftmaxQuery, SoftmaxReply
+from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
+from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.perturb.statistics import unscale
+from bilateral.randomness import Randomness, SecureRandomness
+
+CALIBRATE_EVERY = 10
+"""Rounds between two looks at the true model's magnitudes, which change slowly."""
+
+
+@dataclass(frozen=True)
+class RecoveredUpdate:
+    """The true aggregated gradient as a flat float64 vector, and plain batch statistics."""
+
+    gradient: Tensor
+    statistics: Tensor
+
+
+class PerturbServer:
+    """Owns the true model and the secrets."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ScaleGraph,
+        settings: PerturbationSettings,
+        input_shape: tuple[int, ...],
+        randomness: Randomness | None = None,
+        calibration_inputs: Tensor | None = None,
+    ) -> None:
+        settings.check_outputs(graph.num_outputs)
+        if settings.noise == "offset" and graph.head_bias is None:
+            raise PlanError(
+                f"Offset noise needs a bias in the head `{graph.head}`.",
+                remedy="Give the last Linear a bias, or use noise = 'activation'.",
+            )
+        self._model = model
+        self._graph = graph
+        self._settings = settings
+        self._randomness = randomness or SecureRandomness()
+        if calibration_inputs is None:
+            calibration_inputs = normal_inputs(input_shape, self._randomness.child("calibration"))
+        self._calibration_inputs = calibration_inputs
+        self._calibration: tuple[int, Calibration] | None = None
+        self._dtype = next(iter(model.parameters())).dtype
+        self._secrets: RoundSecrets | None = None
+        self._round_index = -1
+
+    def start_round(self, round_index: int) -> PerturbedModel:
+        """Step 1: fresh secrets, and the model under them."""
+        graph, randomness = self._graph, self._randomness.child("round", round_index)
+        secrets = draw_secrets(graph, self._settings, self._calibrated(round_index), randomness)
+        plain = graph.flatten(dict(self._model.named_parameters()), torch.float64)
+        perturbed = (secrets.ratio * plain)[secrets.source]
+        noise = secrets.output_noise
+        if self._settings.noise == "activation":
+            weight = perturbed[graph.head_weight.slice].view(graph.head_weight.shape)
+            weight.add_(noise[:, None])
+        else:
+            assert graph.head_bias is not None
+            perturbed[graph.head_bias.slice].add_(noise)
+        self._secrets, self._round_index = secrets, round_index
+        return PerturbedModel(
+            round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition
+        )
+
+    def answer(self, sender: str, message: SoftmaxQuery) -> SoftmaxReply:
+        """Step 2, cross entropy."""
+        secrets = self._current(message.round_index, sender)
+        outputs = self._graph.num_outputs
+        num_samples = len(message.activation_sum)
+        message.expect_shape(sender, "activation_sum", (num_samples,))
+        message.expect_shape(sender, "blinded_exponentials", (num_samples, outputs, outputs - 1))
+        message.check_finite(sender)
+        return cross_entropy.reply(
+            message,
+            secrets.output_noise,
+            secrets.group_blinders[secrets.partition],
+            self._settings.noise == "activation",
+            self._randomness.child("sample blinders", message.round_index, sender),
+        )
+
+    def recover(self, total: Aggregate) -> RecoveredUpdate:
+        """Step 3: combine the terms, then undo the exchange and the scaling, in float64."""
+        secrets = self._current(total.round_index, "the aggregate")
+        coefficients = scheme.recovery_coefficients(
+            self._settings,
+            secrets.group_secrets,
+            secrets.group_blinders,
+            secrets.output_directions,
+            secrets.partition,
+        )
+        if total.terms.shape != (len(coefficients), self._graph.num_parameters):
+            raise ProtocolError(
+                f"Expected {len(coefficients)} terms of {self._graph.num_parameters} parameters, "
+                f"got {tuple(total.terms.shape)}.",
+                remedy="Both sides must run the same plan.",
+            )
+        combined = (coefficients / total.total_weight) @ total.terms
+        gradient = torch.empty_like(combined)
+        gradient[secrets.source] = combined
+        gradient *= secrets.ratio
+        statistics = unscale(
+            total.statistics / total.total_weight, self._graph, secrets.scale_factors, secrets.exchange
+        )
+        return RecoveredUpdate(gradient, statistics)
+
+    def _calibrated(self, round_index: int) -> Calibration:
+        if self._calibration is None or round_index // CALIBRATE_EVERY != self._calibration[0]:
+            inputs = self._calibration_inputs.to(self._dtype)
+            measured = calibrate(self._model, self._graph.head, inputs)
+            self._calibration = (round_index // CALIBRATE_EVERY, measured)
+        return self._calibration[1]
+
+    def _current(self, round_index: int, sender: str) -> RoundSecrets:
+        if self._secrets is None or round_index != self._round_index:
+            raise ProtocolError(
+                f"A message from {sender} is of round {round_index}, the current round is {self._round_index}.",
+                remedy="It came late or was sent twice; it is not used.",
+            )
+        return self._secrets
+
+
+def guarantee(settings: PerturbationSettings) -> Guarantee:
+    """What perturbation claims and what it does not hide (spec section 5)."""
+    claims = (
+        Claim(
+            "the values of the model's parameters (they are known up to the network's symmetries)",
+            "clients",
+            "the scale factors, the permutation and the group secrets of the round stay with the server",
+        ),
+        Claim(
+            "the model's outputs, from a client that does not try to fit the group secrets",
+            "clients",
+            "the client has no labelled samples to fit with (it has: see the leaks)",
+        ),
+    )
+    leaks = [
+        Leak(
+            f"the function the model computes: {settings.num_partitions} group secret(s) can be fitted with "
+            "a few labelled samples",
+            "clients",
+            1,
+        ),
+        Leak("path products of weights, which scaling does not change", "clients that compare rounds", 7),
+        Leak("each client's upload: it is a gradient, and is not masked in this protection", "server", 3),
+    ]
+    if settings.loss == "ce":
+        leaks.append(Leak("every true softmax, by a linear system of a few samples", "clients", 2))
+        leaks.append(Leak("the softmax of every training sample, from the query of the exchange", "server", 8))
+    return Guarantee("perturbation", claims, tuple(leaks))

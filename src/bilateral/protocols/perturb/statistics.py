@@ -1,0 +1,93 @@
+"""Batch statistics of BatchNorm layers: collected by clients, unscaled and averaged by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from bilateral.errors import ModelError
+from bilateral.models.scale_graph import ScaleGraph, StatisticsLayout, positions
+
+
+def collect_batch_statistics(model: nn.Module) -> None:
+    """Make every BatchNorm's running statistics those of the last batch (a client keeps no history)."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 1.0
+
+
+def batch_statistics(model: nn.Module, graph: ScaleGraph) -> Tensor:
+    """Means and unbiased variances of the last batch, layer after layer, as one vector."""
+    parts: list[Tensor] = []
+    for layout in graph.statistics:
+        mean, variance = _buffers(model, layout)
+        if mean is not None and variance is not None:
+            parts += [mean.detach().clone(), variance.detach().clone()]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def unscale(statistics: Tensor, graph: ScaleGraph, scale_factors: Tensor, exchange: Tensor) -> Tensor:
+    """From the client's scaled and permuted channels to the server's: mean / s, variance / s^2, back in order."""
+    plain = statistics.double().clone()
+    offset = 0
+    for layout in graph.statistics:
+        scale, order = scale_factors[layout.scale_classes], positions(layout.axis, exchange)
+        count = len(scale)
+        for power in (1, 2):
+            section = slice(offset, offset + count)
+            moved = torch.empty_like(plain[section])
+            moved[order] = plain[section]
+            plain[section] = moved / scale**power
+            offset += count
+    return plain
+
+
+def update_running_statistics(model: nn.Module, graph: ScaleGraph, statistics: Tensor) -> None:
+    """The server's own BatchNorm update with the clients' average, as torch does it after a batch."""
+    offset = 0
+    for layout in graph.statistics:
+        module = model.get_submodule(layout.module)
+        assert isinstance(module, _BatchNorm)
+        mean, variance = _buffers(model, layout)
+        if mean is None or variance is None:
+            continue
+        assert module.num_batches_tracked is not None
+        module.num_batches_tracked.add_(1)
+        rate = module.momentum if module.momentum is not None else 1.0 / float(module.num_batches_tracked)
+        for buffer in (mean, variance):
+            batch = statistics[offset : offset + buffer.numel()].to(buffer.dtype)
+            buffer.mul_(1.0 - rate).add_(batch, alpha=rate)
+            offset += buffer.numel()
+
+
+def scaled_buffers(
+    model: nn.Module, graph: ScaleGraph, scale_factors: Tensor, exchange: Tensor
+) -> Mapping[str, Tensor]:
+    """Running statistics for a perturbed model in evaluation mode.
+
+    The variance also takes up `eps`, so that evaluation is exact:  s^2 (var + eps) = var' + eps.
+    """
+    buffers: dict[str, Tensor] = {}
+    for layout in graph.statistics:
+        module = model.get_submodule(layout.module)
+        assert isinstance(module, _BatchNorm)
+        mean, variance = _buffers(model, layout)
+        if mean is None or variance is None:
+            raise ModelError(
+                f"BatchNorm `{layout.module}` keeps no running statistics.",
+                remedy="Set track_running_stats=True to export the model.",
+            )
+        scale, order = scale_factors[layout.scale_classes], positions(layout.axis, exchange)
+        scaled_variance = scale**2 * (variance.double() + module.eps) - module.eps
+        buffers[f"{layout.module}.running_mean"] = (scale * mean.double())[order].to(mean.dtype)
+        buffers[f"{layout.module}.running_var"] = scaled_variance[order].to(variance.dtype)
+    return buffers
+
+
+def _buffers(model: nn.Module, layout: StatisticsLayout) -> tuple[Tensor | None, Tensor | None]:
+    module = model.get_submodule(layout.module)
+    assert isinstance(module, _BatchNorm)
+    return module.running_mean, module.running_var
