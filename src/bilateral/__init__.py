@@ -1,0 +1,1 @@
+"""Federated deep learning with privacy in both directions."""
