@@ -45,7 +45,8 @@ class UnionFind:
 
     def union(self, left: Tensor, right: Tensor, reason: str) -> None:
         """Merge `left` and `right` elementwise. `reason` is kept if that ends in the pinned set."""
-        left, right = _squeeze_expanded(*torch.broadcast_tensors(left, right))
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        left, right = _squeeze_expanded(left.expand(shape), right.expand(shape))
         pairs = torch.unique(torch.stack([left.reshape(-1), right.reshape(-1)], 1), dim=0)
         for a, b in pairs.tolist():
             root_a, root_b = self.find(a), self.find(b)

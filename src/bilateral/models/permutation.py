@@ -60,7 +60,10 @@ class NeuronCells:
 
 
 def find_cells(
-    num_neurons: int, axes: Sequence[Tensor], producers: Sequence[Tensor], groupings: Sequence[tuple[Tensor, ...]]
+    num_neurons: int,
+    axes: Sequence[Tensor],
+    producers: Sequence[Tensor],
+    groupings: Sequence[tuple[Tensor, ...]],
 ) -> NeuronCells:
     """Cells from axes (lists of neurons), layer outputs, and (groups, members) tables; neuron 0 is fixed."""
     fixed = np.zeros(num_neurons, dtype=bool)
@@ -117,7 +120,8 @@ def _merge_groupings(groupings: Sequence[tuple[Tensor, ...]]) -> list[list[_Side
 def _split_crossing(merged: list[list[_Side]]) -> tuple[list[list[_Side]], list[list[_Side]]]:
     """Groupings whose neurons lie in one group each, and those that cross with another grouping or themselves."""
     memberships = Counter(n for sides in merged for side in sides for members in side for n in members)
-    simple, crossing = [], []
+    simple: list[list[_Side]] = []
+    crossing: list[list[_Side]] = []
     for sides in merged:
         clean = all(memberships[n] == 1 and n != 0 for side in sides for members in side for n in members)
         (simple if clean else crossing).append(sides)

@@ -30,16 +30,12 @@ def _last_axis(builder: GraphBuilder, site: Site, x: Value) -> tuple[Tensor, Axi
 
 
 @rule(F.linear)
-def linear(
-    builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias: Parameter | None = None
-) -> Identities:
+def linear(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias: Parameter | None = None) -> Identities:
     _expect_parameters(site, weight, bias)
     s_in, inputs = _last_axis(builder, site, x)
     s_out, neuron = builder.fresh_channels(weight.meta.shape[0])
     outputs = Axis.of(neuron)
-    builder.bind(
-        site, weight, Binding("linear weight", s_out[:, None], s_in[None, :], outputs, inputs)
-    )
+    builder.bind(site, weight, Binding("linear weight", s_out[:, None], s_in[None, :], outputs, inputs))
     builder.bind(site, bias, Binding("bias", s_out, outputs=outputs))
     zero = torch.zeros((), dtype=torch.int64)
     return Identities(*(t.expand(site.output.shape) for t in (s_out, neuron, zero)))
@@ -82,9 +78,7 @@ def _convolution(
     )
     builder.bind(site, bias, Binding("bias", s_out, outputs=outputs))
     if groups > 1:
-        builder.groupings.append(
-            Grouping((neuron_in.reshape(groups, -1), neuron_out.reshape(groups, -1)))
-        )
+        builder.groupings.append(Grouping((neuron_in.reshape(groups, -1), neuron_out.reshape(groups, -1))))
     return Identities.by_channel(s_out, neuron_out, site.output.shape)
 
 
@@ -92,12 +86,12 @@ def _convolution(
 def convolution(
     builder: GraphBuilder,
     site: Site,
-    input: Value,  # noqa: A002 (torch's own keyword)
+    input: Value,
     weight: Parameter,
     bias: Parameter | None = None,
-    stride: Any = 1,  # noqa: ARG001
-    padding: Any = 0,  # noqa: ARG001
-    dilation: Any = 1,  # noqa: ARG001
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
     groups: int = 1,
 ) -> Identities:
     return _convolution(builder, site, input, weight, bias, groups, transposed=False)
@@ -107,14 +101,14 @@ def convolution(
 def transposed_convolution(
     builder: GraphBuilder,
     site: Site,
-    input: Value,  # noqa: A002
+    input: Value,
     weight: Parameter,
     bias: Parameter | None = None,
-    stride: Any = 1,  # noqa: ARG001
-    padding: Any = 0,  # noqa: ARG001
-    output_padding: Any = 0,  # noqa: ARG001
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
     groups: int = 1,
-    dilation: Any = 1,  # noqa: ARG001
+    dilation: Any = 1,
 ) -> Identities:
     return _convolution(builder, site, input, weight, bias, groups, transposed=True)
 
@@ -137,13 +131,13 @@ def group_norm(
     num_groups: int,
     weight: Parameter | None = None,
     bias: Parameter | None = None,
-    eps: float = 1e-5,  # noqa: ARG001
+    eps: float = 1e-5,
 ) -> Identities:
     _expect_parameters(site, weight, bias)
     s_in, neuron = builder.channels(site, x)
     table = s_in.reshape(num_groups, -1)
     builder.scales.merge_over(table, [1], f"in one group of {site.label} with a pinned channel")
-    if 1 < num_groups:
+    if num_groups > 1:
         builder.groupings.append(Grouping((neuron.reshape(num_groups, -1),)))
     builder.normalised_scales.append(s_in)
     s_out = _affine_output(builder, site, weight, bias, Axis.of(neuron))
@@ -158,15 +152,13 @@ def layer_norm(
     normalized_shape: list[int],
     weight: Parameter | None = None,
     bias: Parameter | None = None,
-    eps: float = 1e-5,  # noqa: ARG001
+    eps: float = 1e-5,
 ) -> Identities:
     _expect_parameters(site, weight, bias)
     num_dims, first = x.meta.dim(), x.meta.dim() - len(normalized_shape)
     if first < 1:
         raise site.refuse("it normalises over the batch dimension", "Leave the batch out of `normalized_shape`.")
-    builder.scales.merge_over(
-        x.ids.scale, range(first, num_dims), f"normalised by {site.label} with a pinned value"
-    )
+    builder.scales.merge_over(x.ids.scale, range(first, num_dims), f"normalised by {site.label} with a pinned value")
     s_in, neuron = builder.uniform(site, x, range(first))
     location = x.ids.location[(0,) * first]
     builder.normalised_scales.append(s_in)

@@ -1,10 +1,10 @@
 """Rules for layers without parameters: what moves elements, what passes a positive factor through, what does not.
 
-    moves elements            view, flatten, permute, cat, chunk, indexing, channel shuffle ...
-    passes factors through    ReLU, LeakyReLU, dropout, abs, multiplication by a number
-    pools or resizes space    max, average and adaptive pooling, upsampling, padding with zeros
-    needs equal factors       residual sums, means over a dimension
-    pins factors to 1         every other nonlinearity, and a sum with a constant
+moves elements            view, flatten, permute, cat, chunk, indexing, channel shuffle ...
+passes factors through    ReLU, LeakyReLU, dropout, abs, multiplication by a number
+pools or resizes space    max, average and adaptive pooling, upsampling, padding with zeros
+needs equal factors       residual sums, means over a dimension
+pins factors to 1         every other nonlinearity, and a sum with a constant
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
 from bilateral.models.identities import Identities, combine
 from bilateral.models.rules import METHOD_RULES, module_rule, rule
 
-# --- moving elements -----------------------------------------------------------------------------------------------
+# --- moving elements ---
 
-_MOVING_FUNCTIONS = {
+_MOVING_FUNCTIONS: dict[Any, str] = {
     torch.flatten: "flatten",
     torch.reshape: "reshape",
     torch.permute: "permute",
@@ -64,7 +64,7 @@ _AS_OTHER_SHAPE = {"view_as": "reshape", "reshape_as": "reshape", "expand_as": "
 
 
 def _move(name: str) -> Any:
-    def moved(builder: GraphBuilder, site: Site, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+    def moved(builder: GraphBuilder, site: Site, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Value):  # indexing a tuple that an earlier call returned
             return getattr(x, name)(*args, **kwargs)
         if name in _SAME_ELEMENTS:
@@ -88,14 +88,18 @@ for _name in _MOVING_METHODS:
 
 @module_rule(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle)
 def _moving_module(
-    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value  # noqa: ARG001
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
 ) -> Identities:
     # Pixel and channel shuffles want floating point; class numbers are far below 2^53.
     return x.ids.map(lambda t: module(t.double()).long())
 
 
 @rule(torch.cat, torch.concat, torch.concatenate, torch.stack)
-def joined(builder: GraphBuilder, site: Site, tensors: Sequence[Value], dim: int = 0) -> Identities:  # noqa: ARG001
+def joined(builder: GraphBuilder, site: Site, tensors: Sequence[Value], dim: int = 0) -> Identities:
     if not all(isinstance(v, Value) for v in tensors):
         raise site.refuse("it joins a constant to an activation", "Join activations only.")
     dims = tensors[0].meta.dim()
@@ -109,7 +113,7 @@ def tensors_ids(values: Sequence[Value]) -> list[Identities]:
     return [v.ids for v in values]
 
 
-# --- passing a positive factor through --------------------------------------------------------------------------------
+# --- passing a positive factor through ---
 
 _HOMOGENEOUS_FUNCTIONS = (
     F.relu,
@@ -130,18 +134,22 @@ _HOMOGENEOUS_FUNCTIONS = (
 
 
 @rule(*_HOMOGENEOUS_FUNCTIONS, methods=("relu", "relu_", "abs", "neg", "detach"))
-def unchanged(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:  # noqa: ARG001
+def unchanged(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
     return x.ids
 
 
 @module_rule(nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Identity)
 def _homogeneous_module(
-    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value  # noqa: ARG001
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
 ) -> Identities:
     return x.ids
 
 
-# --- pooling, resizing, padding -----------------------------------------------------------------------------------------
+# --- pooling, resizing, padding ---
 
 _SPATIAL_FUNCTIONS = (
     F.max_pool1d,
@@ -186,7 +194,7 @@ _SPATIAL_MODULES = (
 
 
 @rule(*_SPATIAL_FUNCTIONS)
-def spatial(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:  # noqa: ARG001
+def spatial(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
     if not isinstance(site.output, Tensor):
         raise site.refuse("it also returns the positions of the maxima", "Set return_indices=False.")
     scale, neuron = builder.channels(site, x)
@@ -195,14 +203,23 @@ def spatial(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: A
 
 @module_rule(*_SPATIAL_MODULES)
 def _spatial_module(
-    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value  # noqa: ARG001
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
 ) -> Identities:
     return spatial(builder, site, x)
 
 
 @rule(F.pad)
 def padded(
-    builder: GraphBuilder, site: Site, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+    builder: GraphBuilder,
+    site: Site,
+    x: Value,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
 ) -> Identities:
     """Zeros have every scale. New channels of zeros are new neurons, which later layers may tie to others."""
     if value not in (None, 0, 0.0):
@@ -225,12 +242,16 @@ def padded(
 
 @module_rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 def _pad_module(
-    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value  # noqa: ARG001
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
 ) -> Identities:
     return padded(builder, site, x, list(module.padding), value=module.value)  # type: ignore[arg-type]
 
 
-# --- sums, products, reductions -----------------------------------------------------------------------------------------
+# --- sums, products, reductions ---
 
 _SUMS = (operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub)
 _PRODUCTS = (operator.mul, operator.imul, torch.mul)
@@ -238,7 +259,7 @@ _QUOTIENTS = (operator.truediv, operator.itruediv, torch.div)
 
 
 @rule(*_SUMS, methods=("add", "add_", "sub", "sub_"))
-def summed(builder: GraphBuilder, site: Site, left: Any, right: Any, alpha: float = 1) -> Identities:  # noqa: ARG001
+def summed(builder: GraphBuilder, site: Site, left: Any, right: Any, alpha: float = 1) -> Identities:
     _refuse_parameters(site, left, right)
     if not (isinstance(left, Value) and isinstance(right, Value)):
         return _with_constant(builder, site, left, right, scale_survives=False)
@@ -324,7 +345,7 @@ def reduced(
     return Identities(scale, neuron, location)
 
 
-# --- everything that is not homogeneous --------------------------------------------------------------------------------
+# --- everything that is not homogeneous ---
 
 _PINNING_FUNCTIONS = (
     torch.sigmoid,
@@ -377,14 +398,21 @@ _PINNING_MODULES = (
 )
 
 
-@rule(*_PINNING_FUNCTIONS, methods=("sigmoid", "tanh", "softmax", "exp", "log", "sqrt", "clamp", "square", "pow"))
-def pinning(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:  # noqa: ARG001
+@rule(
+    *_PINNING_FUNCTIONS,
+    methods=("sigmoid", "tanh", "softmax", "exp", "log", "sqrt", "clamp", "square", "pow"),
+)
+def pinning(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
     builder.scales.pin(x.ids.scale, f"input of {site.label}, which is not positively homogeneous")
     return x.ids
 
 
 @module_rule(*_PINNING_MODULES)
 def _pinning_module(
-    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value  # noqa: ARG001
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
 ) -> Identities:
     return pinning(builder, site, x)

@@ -70,7 +70,8 @@ class _Walker:
         inputs = [n for n in self._graph.nodes if n.op == "placeholder" and not n.args]
         if len(inputs) != 1:
             raise ModelError(
-                f"The model takes {len(inputs)} inputs.", remedy="Give it exactly one input tensor (use cat to join)."
+                f"The model takes {len(inputs)} inputs.",
+                remedy="Give it exactly one input tensor (use cat to join).",
             )
         output: fx.Node | None = None
         for node in self._graph.nodes:
@@ -110,9 +111,12 @@ class _Walker:
         if not _holds_tensor(output):  # x.shape, x.size(0), x.dim(): plain numbers
             return output
         site = Site(label, output, str(node.target) if module is not None else "")
-        ids = self._rule(node, module, site)(self._builder, site, *self._module_arguments(node, module), *args, **kwargs)
+        ids = self._rule(node, module, site)(
+            self._builder, site, *self._module_arguments(node, module), *args, **kwargs
+        )
         if type(module) is nn.Linear:
             weight = Parameter(self._canonical[f"{node.target}.weight"], module.weight)
+            assert isinstance(args[0], Value)
             self._linear_calls[node] = (args[0], weight)
         return _wrap(output, ids)
 
@@ -138,7 +142,12 @@ class _Walker:
         return (module, own)
 
     def _meta_result(
-        self, node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
+        self,
+        node: fx.Node,
+        module: nn.Module | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        label: str,
     ) -> Any:
         plain_args = map_aggregate(args, _to_meta)
         plain_kwargs = map_aggregate(kwargs, _to_meta)

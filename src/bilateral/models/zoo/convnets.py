@@ -49,9 +49,7 @@ class VGG7(nn.Module):
     ) -> None:
         super().__init__()
         widths = (channels, base, base, 2 * base, 2 * base, 4 * base, 4 * base)
-        self.convs = nn.ModuleList(
-            ConvUnit(widths[i], widths[i + 1], 3, batch_norm=batch_norm) for i in range(6)
-        )
+        self.convs = nn.ModuleList(ConvUnit(widths[i], widths[i + 1], 3, batch_norm=batch_norm) for i in range(6))
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(4 * base * (height // 8) * (width // 8), num_outputs)
         initialize_for_relu(self)

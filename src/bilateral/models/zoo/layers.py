@@ -15,9 +15,7 @@ HEAD: Final = "head"
 class ConvUnit(nn.Module):
     """A convolution that keeps the size (or divides it by `stride`), then BatchNorm or else a bias."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, batch_norm: bool
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, batch_norm: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(
             in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=not batch_norm

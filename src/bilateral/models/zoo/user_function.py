@@ -26,9 +26,7 @@ def import_builder(path: str) -> Callable[..., object]:
         ) from error
     builder = getattr(module, attribute, None)
     if builder is None:
-        public = ", ".join(
-            name for name, value in vars(module).items() if _is_own_function(value, module_name)
-        )
+        public = ", ".join(name for name, value in vars(module).items() if _is_own_function(value, module_name))
         raise ModelError(
             f"{module_name!r} has no {attribute!r}, which the model {path!r} names.",
             remedy=f"Functions and classes defined there: {public or 'none'}.",

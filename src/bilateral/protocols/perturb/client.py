@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from bilateral.errors import DataError, NumericalRangeError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.messages import Upload
 from bilateral.protocols.perturb import cross_entropy, scheme
-from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply, Upload
+from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.perturb.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
@@ -62,11 +63,18 @@ class PerturbClient:
             error = passed.outputs - targets.to(passed.outputs.dtype)
             dtype = error.dtype
             cotangents = scheme.mse_cotangents(
-                self._settings, error, activation_sum.to(dtype), message.output_directions.to(dtype), message.partition
+                self._settings,
+                error,
+                activation_sum.to(dtype),
+                message.output_directions.to(dtype),
+                message.partition,
             )
             return self._upload(message.round_index, passed, cotangents, weight)
         sent, blinders = cross_entropy.query(
-            message.round_index, passed.outputs, activation_sum, self._randomness.child("blinders", message.round_index)
+            message.round_index,
+            passed.outputs,
+            activation_sum,
+            self._randomness.child("blinders", message.round_index),
         )
         self._pending = _Pending(message, passed, targets, weight, blinders)
         return sent

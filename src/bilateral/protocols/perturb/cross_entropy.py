@@ -62,7 +62,10 @@ def query(
 
 
 def reply(
-    message: SoftmaxQuery, output_noise: Tensor, blinders_of_output: Tensor, noise_follows_activation: bool,
+    message: SoftmaxQuery,
+    output_noise: Tensor,
+    blinders_of_output: Tensor,
+    noise_follows_activation: bool,
     randomness: Randomness,
 ) -> SoftmaxReply:
     """Step 2, server. `output_noise` is r, `blinders_of_output` is xi of each output's group."""
@@ -92,7 +95,8 @@ def unblind(message: SoftmaxReply, client_blinders: ClientBlinders) -> BlindedSo
     denominators = message.blinded_denominators - client_blinders.values * message.blinder_coefficients
     if not bool((denominators > 0).all()):
         raise NumericalRangeError(
-            "The server's softmax reply gives a negative probability.", remedy="The reply is corrupt; repeat the round."
+            "The server's softmax reply gives a negative probability.",
+            remedy="The reply is corrupt; repeat the round.",
         )
     blinded = 1.0 / denominators
     return BlindedSoftmax(blinded, blinded * message.corrections)

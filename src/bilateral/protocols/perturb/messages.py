@@ -4,48 +4,16 @@
 2. `SoftmaxQuery`     client -> server   cross entropy only: blinded exponentials of the noisy outputs
 3. `SoftmaxReply`     server -> client   cross entropy only: what turns them into blinded softmax values
 4. `Upload`           client -> server   the noisy gradient and its noise terms, batch statistics, weight
+                                         (bilateral.protocols.messages: every protocol ends with one)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from bilateral.errors import NumericalRangeError, ProtocolError
-
-
-class Message:
-    """What the messages have in common: they know their size and check themselves at the edge."""
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for item in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor):
-                yield item.name, value
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the arrays as raw buffers."""
-        return sum(t.numel() * t.element_size() for _, t in self.tensors())
-
-    def check_finite(self, sender: str) -> None:
-        for name, tensor in self.tensors():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise NumericalRangeError(
-                    f"{type(self).__name__} from {sender}: `{name}` holds NaN or infinite values.",
-                    remedy="Check that client's data and the learning rate.",
-                )
-
-    def expect_shape(self, sender: str, name: str, expected: tuple[int, ...]) -> None:
-        got = tuple(getattr(self, name).shape)
-        if got != expected:
-            raise ProtocolError(
-                f"{type(self).__name__} from {sender}: expected `{name}` of shape {expected}, got {got}.",
-                remedy="Both sides must run the same plan.",
-            )
+from bilateral.protocols.messages import Message
 
 
 @dataclass(frozen=True)
@@ -75,49 +43,3 @@ class SoftmaxReply(Message):
     blinded_denominators: Tensor
     blinder_coefficients: Tensor
     corrections: Tensor
-
-
-@dataclass(frozen=True)
-class Upload(Message):
-    """Batch means of all terms (terms x parameters), batch statistics, and the client's weight in the average."""
-
-    round_index: int
-    weight: int
-    terms: Tensor
-    statistics: Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        return super().num_bytes + 8
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """The weighted sum of uploads: all that the server needs of them."""
-
-    round_index: int
-    total_weight: int
-    terms: Tensor
-    statistics: Tensor
-
-
-def aggregate(uploads: dict[str, Upload], round_index: int) -> Aggregate:
-    """Sum of the uploads times their weights, in float64 and in the order of the senders' names."""
-    if not uploads:
-        raise ProtocolError(f"Round {round_index} has no uploads.", remedy="At least one client must answer.")
-    for sender, upload in uploads.items():
-        if upload.round_index != round_index:
-            raise ProtocolError(f"Upload from {sender} is of round {upload.round_index}, expected {round_index}.")
-        if upload.weight <= 0:
-            raise ProtocolError(f"Upload from {sender} has weight {upload.weight}; expected a positive number.")
-        upload.check_finite(sender)
-    first = uploads[min(uploads)]
-    for sender, upload in uploads.items():
-        upload.expect_shape(sender, "terms", tuple(first.terms.shape))
-        upload.expect_shape(sender, "statistics", tuple(first.statistics.shape))
-    terms = torch.zeros(first.terms.shape, dtype=torch.float64)
-    statistics = torch.zeros(first.statistics.shape, dtype=torch.float64)
-    for sender in sorted(uploads):
-        terms.add_(uploads[sender].terms, alpha=uploads[sender].weight)
-        statistics.add_(uploads[sender].statistics, alpha=uploads[sender].weight)
-    return Aggregate(round_index, sum(u.weight for u in uploads.values()), terms, statistics)

@@ -69,7 +69,11 @@ def group_masks(partition: Tensor, num_partitions: int, dtype: torch.dtype) -> T
 
 
 def mse_cotangents(
-    settings: PerturbationSettings, error: Tensor, activation_sum: Tensor, directions: Tensor, partition: Tensor
+    settings: PerturbationSettings,
+    error: Tensor,
+    activation_sum: Tensor,
+    directions: Tensor,
+    partition: Tensor,
 ) -> Cotangents:
     """Terms of the squared error `sum((y - t)^2) / outputs`, averaged over the batch (torch's mse_loss)."""
     scale = 2.0 / error.numel()
@@ -86,7 +90,11 @@ def mse_cotangents(
 
 
 def cross_entropy_cotangents(
-    settings: PerturbationSettings, blinded: Tensor, corrected: Tensor, target: Tensor, directions: Tensor,
+    settings: PerturbationSettings,
+    blinded: Tensor,
+    corrected: Tensor,
+    target: Tensor,
+    directions: Tensor,
     partition: Tensor,
 ) -> Cotangents:
     """Terms of the cross entropy, averaged over the batch, from `p*` (blinded) and `p~` (corrected)."""

@@ -10,17 +10,16 @@ of the clients' gradients of the plain model, for every architecture that the sc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.calibration import Calibration, calibrate, normal_inputs
-from bilateral.protocols.perturb.messages import Aggregate, PerturbedModel, SoftmaxQuery, SoftmaxReply
+from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.perturb.statistics import unscale
@@ -28,14 +27,6 @@ from bilateral.randomness import Randomness, SecureRandomness
 
 CALIBRATE_EVERY = 10
 """Rounds between two looks at the true model's magnitudes, which change slowly."""
-
-
-@dataclass(frozen=True)
-class RecoveredUpdate:
-    """The true aggregated gradient as a flat float64 vector, and plain batch statistics."""
-
-    gradient: Tensor
-    statistics: Tensor
 
 
 class PerturbServer:
@@ -82,9 +73,7 @@ class PerturbServer:
             assert graph.head_bias is not None
             perturbed[graph.head_bias.slice].add_(noise)
         self._secrets, self._round_index = secrets, round_index
-        return PerturbedModel(
-            round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition
-        )
+        return PerturbedModel(round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition)
 
     def answer(self, sender: str, message: SoftmaxQuery) -> SoftmaxReply:
         """Step 2, cross entropy."""

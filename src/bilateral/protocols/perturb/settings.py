@@ -34,9 +34,7 @@ class PerturbationSettings:
     def __post_init__(self) -> None:
         low, high = self.scale_range
         if not 0 < low <= high:
-            raise PlanError(
-                f"Expected a scale range 0 < low <= high, got ({low}, {high}).", remedy="Try (0.25, 4)."
-            )
+            raise PlanError(f"Expected a scale range 0 < low <= high, got ({low}, {high}).", remedy="Try (0.25, 4).")
         if not self.noise_ratio > 0:
             raise PlanError(f"Expected a noise ratio above 0, got {self.noise_ratio}.", remedy="Try 1.")
 
@@ -44,8 +42,7 @@ class PerturbationSettings:
         """Refuse what does not fit a model with `num_outputs` outputs."""
         if not 1 <= self.num_partitions <= num_outputs:
             raise PlanError(
-                f"Expected partitions between 1 and {num_outputs} (the number of outputs), "
-                f"got {self.num_partitions}."
+                f"Expected partitions between 1 and {num_outputs} (the number of outputs), got {self.num_partitions}."
             )
         if self.loss == "ce" and num_outputs < 2:
             raise PlanError(

@@ -45,7 +45,9 @@ def term_gradients(
     if cotangents.activation_sum is not None:
         below_head = below_head + cotangents.activation_sum.to(h.dtype)[:, :, None]
     body = [p for p in parameters if p is not head.weight and p is not head.bias and p.requires_grad]
-    rows = [_body_gradients(h, body, cotangent, last=k == len(below_head) - 1) for k, cotangent in enumerate(below_head)]
+    rows = [
+        _body_gradients(h, body, cotangent, last=k == len(below_head) - 1) for k, cotangent in enumerate(below_head)
+    ]
     head_weight = outputs.transpose(1, 2) @ h.detach()
     head_bias = outputs.sum(1)
     terms = torch.empty(len(below_head), sum(p.numel() for p in parameters), dtype=h.dtype)
