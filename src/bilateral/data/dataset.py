@@ -1,0 +1,171 @@
+"""What a dataset is to the rest of the package, and the one place where its promises are checked.
+
+Every loader's result, a user's own included, passes `validate`: whatever trains on a `Dataset` may rely on
+finite float32 inputs, targets that fit the task, and labels inside the range of the outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import DataError
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples with their targets, the sample index first; images are NCHW.
+
+    `targets` are int64 `[N]` for classification and float32 `[N, outputs]` for regression. `sites` names, for
+    every sample, the place it came from, where the data are a natural federation.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    sites: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return int(self.inputs.shape[0])
+
+    def subset(self, indices: Tensor) -> Split:
+        """The samples at `indices`, in that order."""
+        sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
+        return Split(self.inputs[indices], self.targets[indices], sites)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A train and a test split of one task."""
+
+    name: str
+    task: Task
+    train: Split
+    test: Split
+    num_outputs: int
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample, without the batch dimension."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+def validate(dataset: Dataset) -> Dataset:
+    """Return `dataset` if it keeps every promise of `Split` and `Dataset`, else raise a DataError.
+
+    The checks run from the outside in (types, shapes, values), so that the first message is the cause and not
+    one of its consequences.
+    """
+    if dataset.task not in ("classification", "regression"):
+        raise DataError(
+            f'Expected the task of dataset "{dataset.name}" to be "classification" or "regression", '
+            f'got "{dataset.task}".',
+            remedy="Set `task` to one of the two in the loader.",
+        )
+    if dataset.num_outputs < 1:
+        raise DataError(
+            f'Expected num_outputs of dataset "{dataset.name}" to be at least 1, got {dataset.num_outputs}.',
+            remedy="Set it to the number of classes, or of regression targets.",
+        )
+    for part, split in (("train", dataset.train), ("test", dataset.test)):
+        where = f'the {part} split of dataset "{dataset.name}"'
+        _check_inputs(split, where)
+        _check_lengths(split, where)
+        _check_targets(split, where, dataset.task, dataset.num_outputs)
+        _check_finite(split.inputs, "inputs", where)
+        _check_finite(split.targets, "targets", where)
+    _check_agreement(dataset)
+    return dataset
+
+
+def _check_inputs(split: Split, where: str) -> None:
+    if split.inputs.dtype != torch.float32:
+        raise DataError(
+            f"Expected float32 inputs in {where}, got {_dtype(split.inputs)}.",
+            remedy="Convert them with `inputs.float()` in the loader.",
+        )
+    if split.inputs.ndim < 2:
+        raise DataError(
+            f"Expected inputs of shape [samples, features...] in {where}, got {list(split.inputs.shape)}.",
+            remedy="Put the sample index first and add a feature dimension, e.g. `inputs.unsqueeze(1)`.",
+        )
+
+
+def _check_lengths(split: Split, where: str) -> None:
+    if len(split) == 0:
+        raise DataError(
+            f"Expected at least one sample in {where}, got an empty split.",
+            remedy="Check the file it came from, and num_train or num_test if given.",
+        )
+    num_targets = split.targets.shape[0] if split.targets.ndim else 0
+    if num_targets != len(split):
+        raise DataError(
+            f"Expected one target per sample in {where}, got {len(split)} inputs and {num_targets} targets.",
+            remedy="Check that inputs and targets come from the same file.",
+        )
+    if split.sites is not None and len(split.sites) != len(split):
+        raise DataError(
+            f"Expected one site per sample in {where}, got {len(split)} inputs and {len(split.sites)} sites.",
+            remedy="Give every sample a site, or set `sites` to None.",
+        )
+
+
+def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> None:
+    targets = split.targets
+    got = f"got {_dtype(targets)} of shape {list(targets.shape)}"
+    if task == "regression":
+        if targets.dtype != torch.float32 or targets.shape[1:] != (num_outputs,):
+            raise DataError(
+                f"Expected float32 targets of shape [{len(split)}, {num_outputs}] in {where}, {got}.",
+                remedy="For regression, use `targets.float().reshape(len(targets), -1)` and set num_outputs.",
+            )
+        return
+    if targets.dtype != torch.int64 or targets.ndim != 1:
+        raise DataError(
+            f"Expected int64 targets of shape [{len(split)}] in {where}, {got}.",
+            remedy="For classification, give the class index of every sample: `targets.long().flatten()`.",
+        )
+    wrong = torch.nonzero((targets < 0) | (targets >= num_outputs)).flatten()
+    if len(wrong):
+        raise DataError(
+            f"Expected labels between 0 and {num_outputs - 1} in {where}, got {len(wrong)} outside, "
+            f"the first ({int(targets[wrong[0]])}) at row {int(wrong[0])}.",
+            remedy="Number the classes from 0, or raise num_outputs.",
+        )
+
+
+def _check_finite(values: Tensor, what: str, where: str) -> None:
+    if not values.is_floating_point():
+        return
+    bad = torch.nonzero(~torch.isfinite(values).flatten(1).all(dim=1)).flatten()
+    if len(bad):
+        raise DataError(
+            f"Expected finite {what} in {where}, got NaN or Inf in {len(bad)} of {len(values)} rows, "
+            f"the first at row {int(bad[0])}.",
+            remedy="Remove or impute these rows before training.",
+        )
+
+
+def _check_agreement(dataset: Dataset) -> None:
+    test_shape = tuple(dataset.test.inputs.shape[1:])
+    if test_shape != dataset.input_shape:
+        raise DataError(
+            f'Expected samples of one shape in dataset "{dataset.name}", got {list(dataset.input_shape)} in '
+            f"the train split and {list(test_shape)} in the test split.",
+            remedy="Prepare both splits in the same way.",
+        )
+    if dataset.class_names and len(dataset.class_names) != dataset.num_outputs:
+        raise DataError(
+            f'Expected {dataset.num_outputs} class names in dataset "{dataset.name}" (as many as outputs), '
+            f"got {len(dataset.class_names)}.",
+            remedy="Name every class, or none.",
+        )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

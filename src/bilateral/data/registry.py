@@ -1,0 +1,123 @@
+"""Datasets by name: the registered ones, and a user's own as `package.module:function`.
+
+Nothing is ever downloaded. A set that is not on disk is an error that says where to get it and where it was
+looked for. Whatever a loader returns is validated here, once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, cast
+
+from bilateral.data.dataset import Dataset, validate
+from bilateral.data.embedded import load_breast_cancer, load_diabetes, load_digits, load_wine
+from bilateral.data.images import IMAGE_SETS, load_images
+from bilateral.data.tabular import load_bank_marketing, load_heart_disease
+from bilateral.errors import DataError
+
+DATA_DIR_VARIABLE: Final = "BILATERAL_DATA"
+_DATA_DIR_OPTION: Final = "data_dir"
+
+_LOADERS: Final[dict[str, Callable[..., Any]]] = {
+    "digits": load_digits,
+    "breast-cancer": load_breast_cancer,
+    "diabetes": load_diabetes,
+    "wine": load_wine,
+    "bank-marketing": load_bank_marketing,
+    "heart-disease": load_heart_disease,
+    **{image_set.name: partial(load_images, image_set) for image_set in IMAGE_SETS},
+}
+
+
+def dataset_names() -> tuple[str, ...]:
+    """The registered names, sets that need no files first."""
+    return tuple(_LOADERS)
+
+
+def load_dataset(name: str, data_dir: Path | None = None, **options: Any) -> Dataset:
+    """Load a registered set, or call the user's `package.module:function`, and validate the result.
+
+    `data_dir` falls back to the environment variable BILATERAL_DATA. A user's function gets the options and,
+    if it has a parameter of that name, `data_dir`; it must return a `Dataset`.
+    """
+    loader = _user_loader(name) if ":" in name else _registered_loader(name)
+    parameters = inspect.signature(loader).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if takes_any or _DATA_DIR_OPTION in parameters:
+        options[_DATA_DIR_OPTION] = _resolve_data_dir(data_dir)
+    _check_options(name, parameters, options, takes_any)
+    dataset = loader(**options)
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f'Expected "{name}" to return a bilateral.data.Dataset, got {type(dataset).__name__}.',
+            remedy="Build a Dataset with a train and a test Split in that function.",
+        )
+    return validate(dataset)
+
+
+def _registered_loader(name: str) -> Callable[..., Any]:
+    if name in _LOADERS:
+        return _LOADERS[name]
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), _LOADERS, n=1)
+    hint = f'Did you mean "{close[0]}"? ' if close else ""
+    raise DataError(
+        f'Expected a dataset among {", ".join(_LOADERS)}, got "{name}".',
+        remedy=f"{hint}Your own data load as `package.module:function`.",
+    )
+
+
+def _user_loader(name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), function_name)):
+        raise DataError(
+            f'Expected a dataset name or `package.module:function`, got "{name}".',
+            remedy="Write the module with dots, then a colon, then the function.",
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise DataError(
+            f'Expected to import the module of "{name}", but: {error}.',
+            remedy="Check the spelling, and that the module is installed or on PYTHONPATH.",
+        ) from error
+    loader = getattr(module, function_name, None)
+    if not callable(loader):
+        found = "nothing" if loader is None else type(loader).__name__
+        raise DataError(
+            f'Expected a function at "{name}", found {found}.',
+            remedy="Name a function that returns a bilateral.data.Dataset.",
+        )
+    return cast(Callable[..., Any], loader)
+
+
+def _check_options(
+    name: str, parameters: Mapping[str, inspect.Parameter], options: Mapping[str, Any], takes_any: bool
+) -> None:
+    """Refuse options that the loader does not know, and the lack of those it cannot do without."""
+    named = {key: p for key, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    accepted = ", ".join(sorted(set(named) - {_DATA_DIR_OPTION})) or "(none)"
+    unknown = sorted(set(options) - set(named))
+    if unknown and not takes_any:
+        raise DataError(
+            f'Expected options of dataset "{name}" among: {accepted}; got {", ".join(unknown)}.',
+            remedy="Remove or rename the unknown option.",
+        )
+    absent = sorted(key for key, p in named.items() if p.default is p.empty and key not in options)
+    if absent:
+        raise DataError(
+            f'Dataset "{name}" needs the options {", ".join(absent)}, which were not given.',
+            remedy="Give them with the name of the dataset.",
+        )
+
+
+def _resolve_data_dir(data_dir: Path | None) -> Path | None:
+    if data_dir is not None:
+        return Path(data_dir)
+    from_environment = os.environ.get(DATA_DIR_VARIABLE)
+    return Path(from_environment) if from_environment else None
