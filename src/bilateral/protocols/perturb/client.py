@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.errors import DataError, NumericalRangeError, ProtocolError
+from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
@@ -119,12 +120,7 @@ class PerturbClient:
         message.expect_shape("the server", "output_directions", (outputs,))
         message.expect_shape("the server", "partition", (outputs,))
         message.check_finite("the server")
-        check_batch(self.name, inputs, targets, outputs, self._settings.loss)
-        if self._graph.statistics and len(inputs) < 2:
-            raise DataError(
-                f"{self.name}: a batch of one sample cannot train a model with BatchNorm.",
-                remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",
-            )
+        check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
 
 
 class _Pending:
@@ -143,32 +139,3 @@ class _Pending:
         self.targets = targets
         self.weight = weight
         self.blinders = blinders
-
-
-def check_batch(client: str, inputs: Tensor, targets: Tensor, num_outputs: int, loss: str) -> None:
-    """Refuse a batch that would give a wrong gradient: empty, NaN, wrong shape, label out of range."""
-    if len(inputs) == 0:
-        raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
-    if len(inputs) != len(targets):
-        raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
-    if not bool(torch.isfinite(inputs).all()):
-        raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
-    if loss == "mse":
-        if targets.shape != (len(inputs), num_outputs):
-            raise DataError(
-                f"{client}: expected targets of shape ({len(inputs)}, {num_outputs}), got {tuple(targets.shape)}."
-            )
-        if not bool(torch.isfinite(targets).all()):
-            raise DataError(f"{client}: the targets hold NaN or infinite values.", remedy="Clean or impute them.")
-        return
-    if targets.dim() != 1 or targets.is_floating_point():
-        raise DataError(
-            f"{client}: expected one class number a sample, got {targets.dtype} of shape {tuple(targets.shape)}.",
-            remedy="Use integer labels, or loss = 'mse'.",
-        )
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= num_outputs:
-        raise DataError(
-            f"{client}: expected labels between 0 and {num_outputs - 1}, got {low} to {high}.",
-            remedy="Number the classes from 0, or give the model more outputs.",
-        )

@@ -5,7 +5,9 @@
    where `r*_ij = d_i - (r_j - r_i) alpha` and `d_i` are the server's blinders, fresh for every sample and class.
 3. client: `p*_i = 1 / (y'_i - lambda_i sum_j exp(r*_ij)) = softmax_i / exp(d_i)` and `p~_i = p*_i q_i`.
 
-Sums run over j != i. All of it in float64; what stands in an exponent is checked, never clamped.
+Sums run over j != i. All of it in float64; what stands in an exponent is checked, never clamped. The client's
+blinders are of the size of the smallest exponential that they hide: then what step 3 subtracts is never larger than
+ten times what stays, and no digits are lost however large the noise is (docs/decisions/0004).
 """
 
 from __future__ import annotations
@@ -20,10 +22,8 @@ from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
 from bilateral.randomness import Randomness
 
 LARGEST_OUTPUT_DIFFERENCE = 300.0
-"""exp of it times the number of classes is far inside float64."""
-LARGEST_NOISE_EXPONENT = 16.0
-"""Above this the client's blinders, times exp of it, would cost more digits than float32 has to give."""
-CLIENT_BLINDER_BOUND = 10.0
+LARGEST_NOISE_EXPONENT = 300.0
+"""exp of both together is far inside float64."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,10 +53,10 @@ def query(
             f"Model outputs differ by {largest:.3g}; cross entropy is exact up to {LARGEST_OUTPUT_DIFFERENCE:g}.",
             remedy="The model diverges: lower the learning rate or normalise the inputs.",
         )
-    blinders = randomness.uniform(*outputs.shape, low=0.0, high=CLIENT_BLINDER_BOUND)
-    blinded = torch.exp(differences) + blinders[:, :, None]
+    exponentials = _without_diagonal(torch.exp(differences))
+    blinders = randomness.log_uniform(*outputs.shape, low=0.1, high=10.0) * exponentials.min(2).values
     return (
-        SoftmaxQuery(round_index, activation_sum.double(), _without_diagonal(blinded)),
+        SoftmaxQuery(round_index, activation_sum.double(), exponentials + blinders[:, :, None]),
         ClientBlinders(blinders),
     )
 

@@ -12,9 +12,6 @@ from bilateral.protocols.perturb.calibration import Calibration
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import Randomness
 
-CROSS_ENTROPY_NOISE_BOUND = 1.5
-"""Largest |alpha r| aimed at with cross entropy: it stands in an exponent."""
-
 
 @dataclass(frozen=True, repr=False)
 class RoundSecrets:
@@ -86,8 +83,4 @@ def _noise_size(
         carrier = calibration.head_inputs @ factors[graph.head_input_classes]  # alpha of each calibration sample
     shape = directions * spread
     root_mean_square = float(carrier.square().mean().sqrt() * shape.square().mean().sqrt())
-    size = settings.noise_ratio * calibration.logit_spread / max(root_mean_square, 1e-12)
-    if settings.loss == "ce":
-        largest = float(carrier.abs().max() * shape.abs().max())
-        size = min(size, CROSS_ENTROPY_NOISE_BOUND / max(largest, 1e-12))
-    return size
+    return settings.noise_ratio * calibration.logit_spread / max(root_mean_square, 1e-12)

@@ -116,6 +116,19 @@ class PerturbServer:
         )
         return RecoveredUpdate(gradient, statistics)
 
+    def effective_eps(self) -> dict[str, Tensor]:
+        """The eps with which each BatchNorm acts on the true channels in this round: eps / scale^2.
+
+        Part of the secrets; for oracles that check recovery of networks with BatchNorm.
+        """
+        assert self._secrets is not None
+        effective = {}
+        for layout in self._graph.statistics:
+            module = self._model.get_submodule(layout.module)
+            assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+            effective[layout.module] = module.eps / self._secrets.scale_factors[layout.scale_classes] ** 2
+        return effective
+
     def _calibrated(self, round_index: int) -> Calibration:
         if self._calibration is None or round_index // CALIBRATE_EVERY != self._calibration[0]:
             inputs = self._calibration_inputs.to(self._dtype)

@@ -1,0 +1,55 @@
+"""What a client saw: how far the model it was sent is from the true one, by value and by prediction."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bilateral.data import Split
+from bilateral.learning.evaluation import evaluate, main_metric
+from bilateral.learning.training import Training, relative_difference
+from bilateral.models.coverage import coverage
+from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.protocols.perturb.statistics import collect_batch_statistics
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """A *naive* client's view. A client that fits the group secrets does better: ledger line 1."""
+
+    weights_relative_difference: float
+    fraction_clear: float
+    metric: str
+    metric_as_seen: float
+    metric_of_true_model: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def client_view(training: Training, message: PerturbedModel, split: Split, loss: str) -> ClientView:
+    """Compare `message` with the model it was made from; predictions are read off as they come."""
+    graph = training.graph
+    seen = copy.deepcopy(training.model)
+    values = graph.unflatten(message.parameters)
+    with torch.no_grad():
+        for name, parameter in seen.named_parameters():
+            parameter.copy_(values[name])
+    seen.train()
+    collect_batch_statistics(seen)  # a client has no running statistics and uses the batch's own
+    for module in seen.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+    metric, as_seen = main_metric(evaluate(seen, split, loss))
+    _, true = main_metric(evaluate(training.predict, split, loss))
+    return ClientView(
+        relative_difference(message.parameters.double(), training.weights()),
+        coverage(graph).fraction_clear,
+        metric,
+        as_seen,
+        true,
+    )

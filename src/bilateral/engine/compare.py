@@ -1,0 +1,92 @@
+"""Protections side by side with FedAvg: same seeds, same batches, in lockstep, timed alternately."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.setup import Federation, build_training, initial_model, load_federation
+from bilateral.engine.transcript import Transcript
+from bilateral.learning.client import sample_clients
+from bilateral.learning.evaluation import evaluate, main_metric
+from bilateral.learning.training import Training, relative_difference
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.randomness import SeededRandomness
+
+REORDERED = "fedavg-reordered"
+"""FedAvg with every batch in reverse order: the same mathematics, other roundings. How far may rounding carry?"""
+VARIANTS = ("fedavg", REORDERED, "perturbation-activation", "perturbation-offset")
+
+
+@dataclass
+class _Lane:
+    """One training of a comparison, with its clock and its traffic."""
+
+    name: str
+    training: Training
+    transcript: Transcript = field(default_factory=Transcript)
+    seconds: list[float] = field(default_factory=list)
+
+    def advance(self, round_index: int, participants: Sequence[int]) -> None:
+        started = time.perf_counter()
+        self.training.advance(round_index, participants, self.transcript.record)
+        self.seconds.append(time.perf_counter() - started)
+
+
+def compare(
+    plan: RunPlan,
+    variants: Sequence[str] = VARIANTS,
+    *,
+    data_dir: Path | None = None,
+    on_round: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """One row per variant; FedAvg is always there, first, and the others are measured against it."""
+    federation = load_federation(plan, data_dir)
+    graph = ScaleGraph.of(initial_model(plan, federation), federation.test.inputs[:2])
+    names = ["fedavg", *[v for v in variants if v != "fedavg"]]
+    lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in names]
+    randomness = SeededRandomness(plan.seed, "federation")
+    for round_index in range(plan.training.rounds):
+        participants = sample_clients(len(federation.clients), plan.federation.participation, round_index, randomness)
+        for lane in lanes:
+            lane.advance(round_index, participants)
+        if on_round is not None:
+            on_round(round_index + 1, plan.training.rounds)
+    return [_row(plan, federation, lane, lanes[0]) for lane in lanes]
+
+
+def _training(name: str, plan: RunPlan, federation: Federation, graph: ScaleGraph) -> Training:
+    model = initial_model(plan, federation)
+    if name.startswith("perturbation-"):
+        plan = plan.with_settings({"perturbation.noise": name.removeprefix("perturbation-")})
+        return build_training(plan, federation, model, graph, "perturbation")
+    return build_training(plan, federation, model, graph, "fedavg", reverse_batches=name == REORDERED)
+
+
+def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:
+    metrics = evaluate(lane.training.predict, federation.test, federation.loss)
+    metric, value = main_metric(metrics)
+    ratios = [mine / plain for mine, plain in zip(lane.seconds, base.seconds, strict=True)]
+    traffic = lane.transcript.bytes_up + lane.transcript.bytes_down
+    return {
+        "dataset": plan.data.name,
+        "model": plan.model.name,
+        "model_options": dict(plan.model.options),
+        "clients": len(federation.clients),
+        "loss": federation.loss,
+        "partitions": plan.perturbation.partitions,
+        "rounds": plan.training.rounds,
+        "protection": lane.name,
+        "seed": plan.seed,
+        "metric": metric,
+        "metric_value": value,
+        "metrics": metrics,
+        "weights_relative_difference": relative_difference(lane.training.weights(), base.training.weights()),
+        "seconds_ratio": statistics.median(ratios),
+        "bytes_ratio": traffic / (base.transcript.bytes_up + base.transcript.bytes_down),
+    }

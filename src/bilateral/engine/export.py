@@ -1,0 +1,164 @@
+"""Exported models on disk: one safetensors file that says by itself how to rebuild the network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bilateral.engine.checkpoint import load_checkpoint, restore
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.setup import build_training, initial_model, load_federation
+from bilateral.errors import CheckpointError, PlanError
+from bilateral.learning.evaluation import evaluate
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.zoo import build_model
+from bilateral.protocols.perturb.export import perturbed_state
+from bilateral.randomness import SecureRandomness
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ExportCard:
+    """What a reader of an exported model needs to know."""
+
+    format: int
+    model: str
+    model_options: dict[str, Any]
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    dtype: str
+    dataset: str
+    dataset_options: dict[str, Any]
+    task: str
+    loss: str
+    class_names: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A loaded export: a module in evaluation mode and its card."""
+
+    model: nn.Module
+    card: ExportCard
+
+
+def export_run(run_directory: Path, target: Path, *, data_dir: Path | None = None) -> ExportCard:
+    """Export the model of a run: fresh secrets from the operating system, no additive noise.
+
+    The format follows the ending of `target`: .safetensors, .onnx, or .pt (TorchScript).
+    """
+    if target.exists():
+        raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
+    writer = _WRITERS.get(target.suffix)
+    if writer is None:
+        raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
+    directory, plan = RunDirectory.open(run_directory)
+    federation = load_federation(plan, data_dir)
+    model = initial_model(plan, federation)
+    graph = ScaleGraph.of(model, federation.test.inputs[:2])
+    training = build_training(plan, federation, model, graph, plan.protection)
+    restore([training], load_checkpoint(directory.checkpoint), directory.checkpoint)
+    state = perturbed_state(
+        model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
+    )
+    model.load_state_dict(state)
+    model.eval()
+    card = _card(
+        plan, federation.dataset, federation.loss, evaluate(training.predict, federation.test, federation.loss)
+    )
+    writer(model, card, target)
+    return card
+
+
+def _card(plan: RunPlan, dataset: Any, loss: str, metrics: dict[str, float]) -> ExportCard:
+    return ExportCard(
+        FORMAT,
+        plan.model.name,
+        dict(plan.model.options),
+        tuple(dataset.input_shape),
+        dataset.num_outputs,
+        plan.training.dtype,
+        plan.data.name,
+        dict(plan.data.options),
+        dataset.task,
+        loss,
+        tuple(dataset.class_names),
+        metrics,
+    )
+
+
+def _write_safetensors(model: nn.Module, card: ExportCard, target: Path) -> None:
+    tensors = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
+    save_file(tensors, target, metadata={"bilateral": json.dumps(asdict(card))})
+
+
+def _example(card: ExportCard) -> Tensor:
+    return torch.zeros((2, *card.input_shape), dtype=getattr(torch, card.dtype))
+
+
+def _write_torchscript(model: nn.Module, card: ExportCard, target: Path) -> None:
+    traced = torch.jit.trace(model, _example(card))  # type: ignore[no-untyped-call]
+    traced.save(str(target), _extra_files={"bilateral.json": json.dumps(asdict(card))})
+
+
+def _write_onnx(model: nn.Module, card: ExportCard, target: Path) -> None:
+    try:
+        import onnx  # noqa: F401, PLC0415 (an optional extra)
+    except ImportError as error:
+        raise PlanError("Export to ONNX needs the extra `onnx`.", remedy="pip install 'bilateral[onnx]'") from error
+    batch = torch.export.Dim("batch", min=1)
+    torch.onnx.export(
+        model,
+        (_example(card),),
+        str(target),
+        input_names=["inputs"],
+        output_names=["outputs"],
+        dynamic_shapes=({0: batch},),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+_WRITERS: dict[str, Callable[[nn.Module, ExportCard, Path], None]] = {
+    ".safetensors": _write_safetensors,
+    ".onnx": _write_onnx,
+    ".pt": _write_torchscript,
+}
+
+
+def load_exported(path: str | Path) -> Exported:
+    """Rebuild an exported network from its safetensors file."""
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"There is no exported model at {path}.", remedy="Make one with `bilateral export`.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            values = json.loads((file.metadata() or {})["bilateral"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        values["input_shape"] = tuple(values["input_shape"])
+        values["class_names"] = tuple(values["class_names"])
+        card = ExportCard(**values)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is not an exported model: {error}.", remedy="Export the run again.") from error
+    if card.format != FORMAT:
+        raise CheckpointError(f"{path} has format {card.format}, this version reads {FORMAT}.")
+    model = build_model(
+        card.model, input_shape=card.input_shape, num_outputs=card.num_outputs, **card.model_options
+    ).to(getattr(torch, card.dtype))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit its own architecture: {error}.") from error
+    return Exported(model.eval(), card)

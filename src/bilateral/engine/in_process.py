@@ -1,0 +1,234 @@
+"""The engine that runs a whole federation in one process: simulation, and the reference for every other engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bilateral.engine.checkpoint import Checkpoint, load_checkpoint, restore, save_checkpoint, training_tensors
+from bilateral.engine.client_view import ClientView, client_view
+from bilateral.engine.plan import ProtectionName, RunPlan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.setup import Federation, build_trainings, load_federation
+from bilateral.engine.transcript import Transcript
+from bilateral.errors import CheckpointError
+from bilateral.learning.client import sample_clients
+from bilateral.learning.evaluation import evaluate, main_metric
+from bilateral.learning.training import Training, relative_difference
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.messages import Message
+from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.randomness import SeededRandomness
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What there is to tell after a round; metrics are of the last evaluation."""
+
+    round_index: int
+    num_rounds: int
+    metrics: dict[str, float]
+    difference_to_fedavg: float | None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished (or interrupted) run."""
+
+    plan: RunPlan
+    model: nn.Module
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+    rounds: int
+    seconds: float
+    transcript: Transcript
+    difference_to_fedavg: float | None
+    metrics_of_fedavg: dict[str, float] | None
+    view: ClientView | None
+    guarantee: Guarantee
+    output: Path | None
+    finished: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        metric, value = main_metric(self.metrics)
+        return {
+            "metric": metric,
+            "metric_value": value,
+            "metrics": self.metrics,
+            "metrics_of_fedavg": self.metrics_of_fedavg,
+            "rounds": self.rounds,
+            "finished": self.finished,
+            "seconds": round(self.seconds, 3),
+            "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
+            "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "difference_to_fedavg": self.difference_to_fedavg,
+            "client_view": self.view.as_dict() if self.view else None,
+            "guarantee": self.guarantee.as_dict(),
+            "output": str(self.output) if self.output else None,
+        }
+
+
+def run(
+    plan: RunPlan,
+    *,
+    output: Path | None = None,
+    data_dir: Path | None = None,
+    resume: bool = False,
+    reference: bool = True,
+    save: bool = True,
+    keep_messages: bool = False,
+    on_round: Callable[[RoundReport], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Train as the plan says.
+
+    `reference` trains plain FedAvg beside it, round by round on the same batches, and reports the difference.
+    `save` keeps plan, metrics and checkpoints in `output`; `resume` goes on from the checkpoint there.
+    `should_stop` is asked after every round; a stopped run leaves a checkpoint.
+    """
+    federation = load_federation(plan, data_dir)
+    with_reference = reference and plan.protection != "fedavg"
+    protections: list[ProtectionName] = [plan.protection, "fedavg"] if with_reference else [plan.protection]
+    trainings = build_trainings(plan, federation, protections)
+    directory = None
+    if resume:
+        assert output is not None
+        directory = RunDirectory(output)
+    elif save:
+        directory = RunDirectory.create(output, plan)
+    loop = _Loop(plan, federation, trainings, directory, Transcript(keep_messages))
+    if resume:
+        loop.resume()
+    return loop.run(on_round or (lambda _: None), should_stop or (lambda: False))
+
+
+class _Loop:
+    """The rounds of one run, with everything that is written down on the way."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        federation: Federation,
+        trainings: list[Training],
+        directory: RunDirectory | None,
+        transcript: Transcript,
+    ) -> None:
+        self._plan = plan
+        self._federation = federation
+        self._trainings = trainings
+        self._main = trainings[0]
+        self._reference = trainings[1] if len(trainings) > 1 else None
+        self._directory = directory
+        self._transcript = transcript
+        self._next_round = 0
+        self._rows: list[dict[str, Any]] = []
+        self._seconds_before = 0.0
+        self._randomness = SeededRandomness(plan.seed, "federation")
+
+    def resume(self) -> None:
+        assert self._directory is not None
+        path = self._directory.checkpoint
+        checkpoint = load_checkpoint(path)
+        if checkpoint.plan_digest != self._plan.digest():
+            raise CheckpointError(f"{path} was made with another plan.", remedy="Resume with the plan of that run.")
+        wanted = {t.protection for t in self._trainings}
+        held = {name.split("/", 1)[0] for name in checkpoint.tensors}
+        if wanted != held:
+            raise CheckpointError(
+                f"{path} holds {', '.join(sorted(held))}, this run needs {', '.join(sorted(wanted))}.",
+                remedy="Resume with the same --reference setting as the run began with.",
+            )
+        restore(self._trainings, checkpoint, path)
+        self._next_round = checkpoint.next_round
+        self._rows = list(checkpoint.rows)
+        self._transcript.bytes_up = int(checkpoint.counters["bytes_up"])
+        self._transcript.bytes_down = int(checkpoint.counters["bytes_down"])
+        self._transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self._seconds_before = checkpoint.counters["seconds"]
+
+    def run(self, on_round: Callable[[RoundReport], None], should_stop: Callable[[], bool]) -> RunResult:
+        training = self._plan.training
+        started = time.perf_counter()
+        metrics = self._evaluate(self._main)
+        if not self._rows:
+            self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self._reference else None})
+        while self._next_round < training.rounds:
+            self._advance(self._next_round)
+            self._next_round += 1
+            last = self._next_round == training.rounds
+            difference = self._difference()
+            if last or self._next_round % training.evaluate_every == 0:
+                metrics = self._evaluate(self._main)
+                self._rows.append({"round": self._next_round, **metrics, "difference_to_fedavg": difference})
+            stopping = should_stop() and not last
+            if last or stopping or self._next_round % training.checkpoint_every == 0:
+                self._save(self._seconds_before + time.perf_counter() - started)
+            on_round(RoundReport(self._next_round, training.rounds, metrics, difference))
+            if stopping:
+                break
+        return self._result(self._seconds_before + time.perf_counter() - started)
+
+    def _advance(self, round_index: int) -> None:
+        participants = sample_clients(
+            len(self._main.clients), self._plan.federation.participation, round_index, self._randomness
+        )
+        self._main.advance(round_index, participants, self._transcript.record)
+        if self._reference is not None:
+            self._reference.advance(round_index, participants, _no_record)
+
+    def _difference(self) -> float | None:
+        if self._reference is None:
+            return None
+        return relative_difference(self._main.weights(), self._reference.weights())
+
+    def _evaluate(self, training: Training) -> dict[str, float]:
+        return evaluate(training.predict, self._federation.test, self._federation.loss)
+
+    def _save(self, seconds: float) -> None:
+        if self._directory is None:
+            return
+        counters = {
+            "bytes_up": self._transcript.bytes_up,
+            "bytes_down": self._transcript.bytes_down,
+            "num_messages": self._transcript.num_messages,
+            "seconds": seconds,
+        }
+        tensors = training_tensors(self._trainings)
+        save_checkpoint(
+            Checkpoint(self._plan.digest(), self._next_round, tensors, self._rows, counters),
+            self._directory.checkpoint,
+        )
+        self._directory.write_metrics(self._rows)
+
+    def _result(self, seconds: float) -> RunResult:
+        view = None
+        opening = self._main.server.start_round(self._next_round)
+        if isinstance(opening, PerturbedModel):  # what a client would be sent next
+            view = client_view(self._main, opening, self._federation.test, self._federation.loss)
+        result = RunResult(
+            plan=self._plan,
+            model=self._main.model,
+            metrics=self._evaluate(self._main),
+            rows=self._rows,
+            rounds=self._next_round,
+            seconds=seconds,
+            transcript=self._transcript,
+            difference_to_fedavg=self._difference(),
+            metrics_of_fedavg=self._evaluate(self._reference) if self._reference else None,
+            view=view,
+            guarantee=self._main.guarantee,
+            output=self._directory.path if self._directory else None,
+            finished=self._next_round == self._plan.training.rounds,
+        )
+        if self._directory is not None:
+            self._directory.write_result(result.as_dict())
+        return result
+
+
+def _no_record(round_index: int, sender: str, receiver: str, message: Message) -> None:
+    """FedAvg beside a protected run is a yardstick; its traffic is not the run's."""

@@ -1,0 +1,189 @@
+"""Plans: everything that decides a run, as Python objects and as TOML.
+
+    plan = RunPlan(model=ModelPlan(name="lenet"), training=TrainingPlan(rounds=50))
+    plan = load_plan("plan.toml")
+
+Privacy settings (`protection`, `[perturbation]`) stand apart from everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from bilateral.errors import PlanError
+from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
+from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings
+
+ProtectionName = Literal["perturbation", "fedavg"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataPlan(_Section):
+    """What is learned from. `name`: a known set, or `package.module:function` returning a `Dataset`."""
+
+    name: str = "digits"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelPlan(_Section):
+    """What is learned. `name`: a network of the zoo, or `package.module:function` returning an `nn.Module`."""
+
+    name: str = "lenet"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class FederationPlan(_Section):
+    """Who takes part: `clients` (0 with partition `site`: one a site), how data lie with them, who joins a round."""
+
+    clients: int = Field(default=5, ge=0)
+    partition: Literal["iid", "dirichlet", "site"] = "iid"
+    alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small is unequal")
+    proportions: list[float] | None = None
+    participation: float = Field(default=1.0, gt=0, le=1)
+    allow_single_class: bool = False
+
+    @model_validator(mode="after")
+    def _count_clients(self) -> FederationPlan:
+        if self.clients == 0 and self.partition != "site":
+            raise ValueError("expected at least 1 client (0 is for partition = 'site')")
+        return self
+
+
+class TrainingPlan(_Section):
+    """How it is learned. `loss` auto: ce for classification, mse for regression. `batch_size` 0: all samples."""
+
+    loss: Literal["auto", "mse", "ce"] = "auto"
+    rounds: int = Field(default=120, ge=1)
+    batch_size: int = Field(default=32, ge=0)
+    optimiser: OptimiserName = "sgd"
+    learning_rate: float = Field(default=0.1, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: ScheduleName = "constant"
+    warmup_rounds: int = Field(default=0, ge=0)
+    augment: bool = False
+    evaluate_every: int = Field(default=10, ge=1)
+    checkpoint_every: int = Field(default=10, ge=1)
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def optimiser_settings(self) -> OptimiserSettings:
+        return OptimiserSettings(
+            self.optimiser, self.learning_rate, self.momentum, self.weight_decay, self.schedule, self.warmup_rounds
+        )
+
+
+class PerturbationPlan(_Section):
+    """Privacy settings of model perturbation; see `PerturbationSettings`."""
+
+    noise: Noise = "activation"
+    partitions: int = Field(default=1, ge=1)
+    permute: bool = True
+    scale_range: tuple[float, float] = (0.25, 4.0)
+    noise_ratio: float = Field(default=1.0, gt=0)
+
+    def settings(self, loss: Loss) -> PerturbationSettings:
+        return PerturbationSettings(loss, self.noise, self.partitions, self.permute, self.scale_range, self.noise_ratio)
+
+
+class RunPlan(_Section):
+    """Everything that decides a run. The same plan and seed give the same model, bit for bit, on one machine."""
+
+    seed: int = Field(default=0, ge=0)
+    protection: ProtectionName = "perturbation"
+    data: DataPlan = DataPlan()
+    model: ModelPlan = ModelPlan()
+    federation: FederationPlan = FederationPlan()
+    training: TrainingPlan = TrainingPlan()
+    perturbation: PerturbationPlan = PerturbationPlan()
+
+    @field_validator("seed")
+    @classmethod
+    def _seed_fits(cls, seed: int) -> int:
+        if seed >= 2**63:
+            raise ValueError("expected a seed below 2^63")
+        return seed
+
+    def digest(self) -> str:
+        """A fingerprint of the plan; checkpoints carry it so that they are not resumed under another plan."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    def with_settings(self, settings: dict[str, Any]) -> RunPlan:
+        """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
+        values = self.model_dump()
+        for dotted, value in settings.items():
+            *path, last = dotted.split(".")
+            section = values
+            for part in path:
+                if not isinstance(section.get(part), dict):
+                    raise PlanError(f"There is no plan section `{part}` in `{dotted}`.", remedy=_sections())
+                section = section[part]
+            section[last] = value
+        return parse_plan(values, "the settings")
+
+
+def parse_plan(values: dict[str, Any], source: str) -> RunPlan:
+    """Validate a plan, naming every setting that is wrong."""
+    try:
+        return RunPlan.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(problem) for problem in error.errors())
+        raise PlanError(f"Plan {source}: {problems}.", remedy=_sections()) from error
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "plan"
+    if problem["type"] == "extra_forbidden":
+        return f"`{where}` is not a setting"
+    return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
+
+
+def _sections() -> str:
+    names = ", ".join(
+        f"[{name}] {', '.join(field.annotation.model_fields)}"
+        for name, field in RunPlan.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    )
+    return f"Settings: seed, protection, {names}."
+
+
+def load_plan(path: str | Path) -> RunPlan:
+    """Read a plan from a TOML file."""
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise PlanError(
+            f"There is no plan at {path}.", remedy="`bilateral run --write-plan FILE` makes one."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
+    return parse_plan(values, str(path))
+
+
+def dump_plan(plan: RunPlan) -> str:
+    """The plan as TOML (strings, numbers, booleans, lists and flat tables are all a plan holds)."""
+    values = plan.model_dump(mode="json")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{section}]"]
+            lines += [f"{key} = {_toml(value)}" for key, value in entries.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
+        return "{" + inside + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value)

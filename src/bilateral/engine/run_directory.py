@@ -1,0 +1,80 @@
+"""A run's directory: `plan.toml`, `metrics.csv`, `result.json` and the checkpoint."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bilateral.engine.plan import RunPlan, dump_plan, load_plan
+from bilateral.errors import CheckpointError, PlanError
+
+DEFAULT_PARENT = Path("bilateral-runs")
+
+
+class RunDirectory:
+    """Files of one run. Never overwrites another run's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @staticmethod
+    def create(path: Path | None, plan: RunPlan) -> RunDirectory:
+        """A new directory with the plan in it; `path` None picks a dated name."""
+        path = path or _dated(plan)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise PlanError(
+                f"{path} already exists and is not empty.",
+                remedy="Choose another --output, or go on with a stopped run by --resume.",
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        directory = RunDirectory(path)
+        (path / "plan.toml").write_text(dump_plan(plan), encoding="utf-8")
+        return directory
+
+    @staticmethod
+    def open(path: Path) -> tuple[RunDirectory, RunPlan]:
+        """An existing run."""
+        if not (path / "plan.toml").exists():
+            raise CheckpointError(f"{path} is not a run directory (no plan.toml).", remedy="Name a run's --output.")
+        return RunDirectory(path), load_plan(path / "plan.toml")
+
+    def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+        """All rows so far, replacing the file atomically."""
+        if not rows:
+            return
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        partial = self.metrics.with_suffix(".partial")
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, self.metrics)  # noqa: PTH105 (the atomic one)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        (self.path / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _dated(plan: RunPlan) -> Path:
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_plain(plan.data.name)}-{_plain(plan.model.name)}"
+    path, number = DEFAULT_PARENT / stem, 1
+    while path.exists():
+        number += 1
+        path = DEFAULT_PARENT / f"{stem}-{number}"
+    return path
+
+
+def _plain(name: str) -> str:
+    return name.replace(":", ".").replace("/", ".")

@@ -1,0 +1,152 @@
+"""From a plan to objects: data with clients, models, both halves of the protection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
+from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
+from bilateral.data import Dataset, Split, load_dataset, partition
+from bilateral.engine.plan import ProtectionName, RunPlan
+from bilateral.errors import DataError
+from bilateral.learning.client import TrainingClient, prepare_targets
+from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.learning.training import Training
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.zoo import build_model
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.server import PerturbServer, guarantee
+from bilateral.protocols.perturb.settings import Loss
+from bilateral.randomness import SeededRandomness
+
+NUM_CALIBRATION_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's name and its share of the training data."""
+
+    name: str
+    data: Split
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A plan's data, loaded and dealt out."""
+
+    dataset: Dataset
+    loss: Loss
+    clients: tuple[ClientData, ...]
+    test: Split
+
+
+def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
+    """Load the plan's data and deal them to the clients."""
+    dataset = load_dataset(plan.data.name, data_dir, **plan.data.options)
+    loss: Loss = "ce" if dataset.task == "classification" else "mse"
+    if plan.training.loss != "auto":
+        loss = plan.training.loss
+    shares = partition(
+        dataset.train,
+        plan.federation.partition,
+        plan.federation.clients or None,
+        SeededRandomness(plan.seed, "partition"),
+        proportions=plan.federation.proportions,
+        alpha=plan.federation.alpha,
+    )
+    dtype = getattr(torch, plan.training.dtype)
+    train = prepare_targets(dataset.train, dataset.num_outputs, loss)
+    train = Split(train.inputs.to(dtype), train.targets, train.sites)
+    clients = tuple(ClientData(share.name, train.subset(share.indices)) for share in shares)
+    if dataset.task == "classification" and not plan.federation.allow_single_class:
+        _refuse_single_class(clients, dataset)
+    return Federation(dataset, loss, clients, Split(dataset.test.inputs.to(dtype), dataset.test.targets))
+
+
+def _refuse_single_class(clients: Sequence[ClientData], dataset: Dataset) -> None:
+    if dataset.num_outputs < 2:
+        return
+    for client in clients:
+        labels = client.data.targets if client.data.targets.dim() == 1 else client.data.targets.argmax(1)
+        if len(torch.unique(labels)) < 2:
+            raise DataError(
+                f"{client.name} has samples of class {int(labels[0])} only ({len(labels)} of them).",
+                remedy="Use fewer clients, a larger federation.alpha, or set federation.allow_single_class = true.",
+            )
+
+
+def build_trainings(plan: RunPlan, federation: Federation, protections: Sequence[ProtectionName]) -> list[Training]:
+    """One training per protection, all from the same initial model and with the same batches."""
+    graph = ScaleGraph.of(initial_model(plan, federation), federation.test.inputs[:2])
+    return [build_training(plan, federation, initial_model(plan, federation), graph, p) for p in protections]
+
+
+def initial_model(plan: RunPlan, federation: Federation) -> nn.Module:
+    """The plan's model with the initial weights of its seed."""
+    return build_model(
+        plan.model.name,
+        input_shape=federation.dataset.input_shape,
+        num_outputs=federation.dataset.num_outputs,
+        seed=plan.seed,
+        **plan.model.options,
+    ).to(getattr(torch, plan.training.dtype))
+
+
+def build_training(
+    plan: RunPlan,
+    federation: Federation,
+    model: nn.Module,
+    graph: ScaleGraph,
+    protection: ProtectionName,
+    *,
+    reverse_batches: bool = False,
+) -> Training:
+    """Both halves of a protection around `model`."""
+    secrets = SeededRandomness(plan.seed, "secrets")
+    server: ServerHalf
+    halves: list[ClientHalf]
+    if protection == "fedavg":
+        server = FedAvgServer(model, graph)
+        halves = [FedAvgClient(c.name, model, graph, federation.loss) for c in federation.clients]
+        stated = FEDAVG_GUARANTEE
+    else:
+        settings = plan.perturbation.settings(federation.loss)
+        server = PerturbServer(
+            model,
+            graph,
+            settings,
+            federation.dataset.input_shape,
+            secrets.child("server"),
+            federation.test.inputs[:NUM_CALIBRATION_SAMPLES],
+        )
+        halves = [
+            PerturbClient(c.name, model, graph, settings, secrets.child("client", c.name)) for c in federation.clients
+        ]
+        stated = guarantee(settings)
+    clients = [
+        TrainingClient(
+            half,
+            c.data,
+            plan.training.batch_size,
+            SeededRandomness(plan.seed, "client", c.name),
+            augment=plan.training.augment,
+            reverse_batches=reverse_batches,
+        )
+        for half, c in zip(halves, federation.clients, strict=True)
+    ]
+    return Training(
+        protection,
+        model,
+        graph,
+        server,
+        clients,
+        ServerOptimiser(model, graph, plan.training.optimiser_settings()),
+        plan.training.rounds,
+        stated,
+    )

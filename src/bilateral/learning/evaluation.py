@@ -1,0 +1,42 @@
+"""How good a model is on a test split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bilateral.data import Split
+
+Predict = Callable[[Tensor], Tensor]
+
+
+def evaluate(predict: Predict, split: Split, loss: str, *, batch_size: int = 512) -> dict[str, float]:
+    """Metrics of `predict` (inputs -> outputs): accuracy, balanced accuracy and loss; or mean squared error and R^2."""
+    with torch.no_grad():
+        chunks = [predict(part) for part in torch.split(split.inputs, batch_size)]
+    outputs = torch.cat(chunks).double()
+    if split.targets.is_floating_point():
+        targets = split.targets.double()
+        mse = float(F.mse_loss(outputs, targets))
+        variance = float((targets - targets.mean(0)).square().mean())
+        return {"test_mse": mse, "test_r2": 1.0 - mse / variance if variance > 0 else 0.0}
+    predicted, labels = outputs.argmax(1), split.targets
+    recalls = [float((predicted[labels == c] == c).double().mean()) for c in torch.unique(labels)]
+    if loss == "ce":
+        lost = float(F.cross_entropy(outputs, labels))
+    else:
+        lost = float(F.mse_loss(outputs, F.one_hot(labels, outputs.shape[1]).double()))
+    return {
+        "test_accuracy": float((predicted == labels).double().mean()),
+        "test_balanced_accuracy": sum(recalls) / len(recalls),
+        "test_loss": lost,
+    }
+
+
+def main_metric(metrics: dict[str, float]) -> tuple[str, float]:
+    """The metric that reports lead with."""
+    name = "test_accuracy" if "test_accuracy" in metrics else "test_mse"
+    return name, metrics[name]
