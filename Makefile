@@ -1,0 +1,33 @@
+# `make run` and `make test` set themselves up on a fresh machine with Python >= 3.11, and are quick the second time.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test test-long lint setup clean
+
+run: $(INSTALLED)
+	$(BIN)/bilateral run
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2
+
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

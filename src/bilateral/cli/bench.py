@@ -1,0 +1,55 @@
+"""`bilateral bench`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bilateral.bench import BENCHMARKS
+from bilateral.cli.console import ProgressBar, out, print_json
+from bilateral.cli.options import Json, Quiet
+from bilateral.errors import PlanError
+
+
+def bench_command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and repeats.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this installation; both sides of a ratio are measured alternately in one process.
+
+    Examples:
+
+      bilateral bench client-step
+
+      bilateral bench recovery --quick --json
+    """
+    if name not in BENCHMARKS:
+        raise PlanError(f"There is no benchmark {name!r}.", remedy=f"Known: {', '.join(BENCHMARKS)}.")
+    with ProgressBar(f"bench {name}", quiet=quiet) as bar:
+        rows = BENCHMARKS[name](quick, bar.update)
+    if json:
+        print_json({"bench": name, "rows": rows})
+    else:
+        _print_rows(rows)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, header_style="bold")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*[_cell(row.get(column)) for column in columns])
+    out.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, float):
+        return f"{value:.3g}" if 1e-2 < abs(value) < 1e4 else f"{value:.1e}"
+    return str(value)

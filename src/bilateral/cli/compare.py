@@ -1,0 +1,108 @@
+"""`bilateral compare`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bilateral.cli.console import ProgressBar, out, print_json
+from bilateral.cli.options import (
+    DataDir,
+    DataName,
+    Json,
+    PlanArgument,
+    Quiet,
+    Rounds,
+    Settings,
+    build_plan,
+)
+from bilateral.engine.compare import VARIANTS, compare
+from bilateral.errors import PlanError
+
+
+def compare_command(
+    plan: PlanArgument = None,
+    data: DataName = None,
+    model: Annotated[list[str] | None, typer.Option(help="Model; repeat for several.", show_default=False)] = None,
+    clients: Annotated[
+        list[int] | None, typer.Option(help="Number of clients; repeat for several.", show_default=False)
+    ] = None,
+    loss: Annotated[list[str] | None, typer.Option(help="mse or ce; repeat for both.", show_default=False)] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed; repeat for several.", show_default=False)] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Among {', '.join(VARIANTS)}; repeat for several.", show_default="all"),
+    ] = None,
+    rounds: Rounds = None,
+    settings: Settings = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the JSON here.", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """FedAvg and the protections side by side, on the same batches.
+
+    fedavg-reordered is FedAvg with every batch in reverse order: it shows how far rounding alone carries weights.
+
+    Examples:
+
+      bilateral compare --rounds 50
+
+      bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
+    """
+    variants = variant or list(VARIANTS)
+    unknown = [v for v in variants if v not in VARIANTS]
+    if unknown:
+        raise PlanError(f"Unknown variant {unknown[0]!r}.", remedy=f"Known: {', '.join(VARIANTS)}.")
+    if output is not None and output.exists():
+        raise PlanError(f"{output} already exists.", remedy="Choose another file; nothing was overwritten.")
+    choices: list[list[Any]] = [model or [None], clients or [None], loss or [None], seed or [None]]
+    rows: list[dict[str, Any]] = []
+    cases = list(itertools.product(*choices))
+    for number, (one_model, one_clients, one_loss, one_seed) in enumerate(cases):
+        named = {
+            "data.name": data,
+            "model.name": one_model,
+            "federation.clients": one_clients,
+            "training.loss": one_loss,
+            "training.rounds": rounds,
+            "seed": one_seed,
+        }
+        chosen = build_plan(plan, named, settings)
+        title = f"[{number + 1}/{len(cases)}] {chosen.data.name} {chosen.model.name} K={chosen.federation.clients}"
+        with ProgressBar(title.replace("[", r"\["), quiet=quiet) as bar:
+            rows += compare(chosen, variants, data_dir=data_dir, on_round=bar.update)
+    if output is not None:
+        import json as json_module  # noqa: PLC0415 (the option shadows the module's name)
+
+        output.write_text(json_module.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    if json:
+        print_json({"rows": rows})
+    else:
+        _print_rows(rows)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = Table(box=None, header_style="bold")
+    for column in ("data", "model", "K", "loss", "protection", "metric", "value", "weights vs FedAvg", "time", "bytes"):
+        table.add_column(column, justify="right" if column in {"K", "value", "time", "bytes"} else "left")
+    for row in rows:
+        table.add_row(
+            row["dataset"],
+            row["model"],
+            str(row["clients"]),
+            row["loss"],
+            row["protection"],
+            row["metric"],
+            f"{row['metric_value']:.4f}",
+            f"{row['weights_relative_difference']:.1e}",
+            f"{row['seconds_ratio']:.2f}x",
+            f"{row['bytes_ratio']:.2f}x",
+        )
+    out.print(table)

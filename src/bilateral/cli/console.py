@@ -1,0 +1,62 @@
+"""Everything the commands print: progress on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output, whatever the terminal is."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+class ProgressBar:
+    """A bar on a terminal, a line every few seconds elsewhere, nothing if quiet."""
+
+    SECONDS_BETWEEN_LINES = 5.0
+
+    def __init__(self, title: str, *, quiet: bool) -> None:
+        self._title = title
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._last_line = time.monotonic()
+        if not quiet and err.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=err,
+            )
+            self._task = self._bar.add_task(title, total=None, note="")
+
+    def __enter__(self) -> ProgressBar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, total: int, note: str = "") -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, note=note)
+        elif not self._quiet and (done == total or time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES):
+            err.print(f"{self._title}: {done}/{total}  {note}")
+            self._last_line = time.monotonic()

@@ -1,0 +1,99 @@
+"""`bilateral export` and `bilateral predict`."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from bilateral.cli.console import out, print_json
+from bilateral.cli.options import DataDir, Json
+from bilateral.data import load_dataset
+from bilateral.engine.export import export_run, load_exported
+from bilateral.errors import DataError, PlanError
+from bilateral.learning.evaluation import evaluate
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Target: .safetensors, .onnx or .pt (TorchScript).")
+    ] = Path("model.safetensors"),
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Write a run's model for inference: exact predictions, scaled and permuted parameters.
+
+    Examples:
+
+      bilateral export bilateral-runs/LATEST --output model.safetensors
+
+      bilateral export out --output model.onnx
+    """
+    card = export_run(run, output, data_dir=data_dir)
+    if json:
+        print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
+    else:
+        out.print(f"{card.model} for {card.dataset} written to {output}")
+
+
+def predict_command(
+    model: Annotated[Path, typer.Argument(help="Exported model (.safetensors).")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write predictions as CSV.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set whose test split to predict.", show_default="the one it was trained for"),
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Predict with an exported model and report how good it is.
+
+    Examples:
+
+      bilateral predict model.safetensors
+
+      bilateral predict model.safetensors --output predictions.csv
+    """
+    if output is not None and output.exists():
+        raise PlanError(f"{output} already exists.", remedy="Choose another --output; nothing was overwritten.")
+    exported = load_exported(model)
+    card = exported.card
+    options = card.dataset_options if data in (None, card.dataset) else {}
+    dataset = load_dataset(data or card.dataset, data_dir, **options)
+    if dataset.input_shape != card.input_shape or dataset.num_outputs != card.num_outputs:
+        raise DataError(
+            f"The model takes {card.input_shape} and gives {card.num_outputs} outputs; {dataset.name} has "
+            f"{dataset.input_shape} and {dataset.num_outputs}.",
+            remedy="Predict on data of the kind it was trained for.",
+        )
+    inputs = dataset.test.inputs.to(getattr(torch, card.dtype))
+    test = type(dataset.test)(inputs, dataset.test.targets)
+    metrics = evaluate(exported.model, test, card.loss)
+    if output is not None:
+        with torch.no_grad():
+            _write_predictions(exported.model(inputs), card.class_names, output)
+    if json:
+        print_json({"samples": len(test), "metrics": metrics, "output": str(output) if output else None})
+        return
+    for name, value in metrics.items():
+        out.print(f"[bold]{name}[/] {value:.4f}")
+    if output is not None:
+        out.print(f"{len(test)} predictions written to {output}")
+
+
+def _write_predictions(outputs: torch.Tensor, class_names: tuple[str, ...], target: Path) -> None:
+    with target.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        columns = [f"output_{i}" for i in range(outputs.shape[1])]
+        single = outputs.shape[1] == 1
+        writer.writerow(["sample", *([] if single else ["predicted"]), *columns])
+        for index, row in enumerate(outputs.tolist()):
+            best = max(range(len(row)), key=row.__getitem__)
+            label = class_names[best] if class_names else str(best)
+            writer.writerow([index, *([] if single else [label]), *row])

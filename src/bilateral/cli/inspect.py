@@ -1,0 +1,71 @@
+"""`bilateral inspect`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from bilateral.cli.console import out, print_json
+from bilateral.cli.options import Json, parse_setting, parse_shape
+from bilateral.models.coverage import Coverage, inspect
+from bilateral.models.zoo import build_model
+
+
+def inspect_command(
+    model: Annotated[str, typer.Argument(help="Model of the zoo, or package.module:function.")],
+    input_shape: Annotated[str, typer.Option(help="Shape of one sample.")] = "3,32,32",
+    outputs: Annotated[int, typer.Option(help="Number of outputs.")] = 10,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Model option, e.g. --option batch_norm=false", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What perturbation hides of a model, parameter by parameter.
+
+    scaled: elements with a secret factor. movable: elements that change place every round. clear: elements whose value
+    a client reads as it is.
+
+    Examples:
+
+      bilateral inspect resnet-20
+
+      bilateral inspect my_package.nets:build --input-shape 1,28,28 --outputs 2
+    """
+    shape = parse_shape(input_shape)
+    options = dict(parse_setting(text) for text in option or [])
+    built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
+    found = inspect(built, torch.zeros(2, *shape))
+    if json:
+        print_json(found.as_dict())
+        return
+    _print_coverage(model, found)
+
+
+def _print_coverage(model: str, found: Coverage) -> None:
+    table = Table(box=None, header_style="bold")
+    for column in ("parameter", "kind", "shape", "scaled", "movable", "clear", "remark"):
+        table.add_column(column, justify="right" if column in {"scaled", "movable", "clear"} else "left")
+    for row in found.rows:
+        table.add_row(
+            row.name,
+            row.kind,
+            "x".join(map(str, row.shape)),
+            _share(row.num_scaled, row.num_elements),
+            _share(row.num_moved, row.num_elements),
+            _share(row.num_clear, row.num_elements),
+            row.remark,
+        )
+    out.print(table)
+    out.print(
+        f"\n[bold]{model}[/]: {found.num_parameters:,} parameters, "
+        f"{100 * found.fraction_clear:.3g} % of them in the clear; {found.num_scale_factors:,} secret scale factors; "
+        f"{found.num_movable_channels:,} of {found.num_hidden_channels:,} hidden channels change places every round."
+    )
+    out.print("The function the model computes is not hidden (docs/leakage-ledger.md, line 1).")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"

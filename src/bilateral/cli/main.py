@@ -1,0 +1,60 @@
+"""The `bilateral` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from bilateral import __version__
+from bilateral.cli import bench, compare, export, inspect, run
+from bilateral.cli.console import err
+from bilateral.errors import BilateralError
+
+app = typer.Typer(
+    name="bilateral",
+    help="Federated deep learning with privacy in both directions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("run")(run.run_command)
+app.command("compare")(compare.compare_command)
+app.command("inspect")(inspect.inspect_command)
+app.command("export")(export.export_command)
+app.command("predict")(export.predict_command)
+app.command("bench")(bench.bench_command)
+
+
+@app.callback(invoke_without_command=True)
+def version_option(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+) -> None:
+    """Federated deep learning with privacy in both directions."""
+    if version:
+        typer.echo(f"bilateral {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run a command; an error of the user's is one message and exit code 2."""
+    # A console script does not look into the current folder; `my_package.nets:build` should be found there.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        app()
+    except BilateralError as error:
+        err.print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("Interrupted.")
+        sys.exit(130)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    main()

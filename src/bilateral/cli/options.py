@@ -1,0 +1,60 @@
+"""Options that several commands share, and how they end in a plan."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bilateral.engine.plan import RunPlan, load_plan
+from bilateral.errors import PlanError
+
+PlanArgument = Annotated[
+    Path | None, typer.Argument(help="Plan file (TOML). Without one: the embedded default.", show_default=False)
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="BILATERAL_DATA", help="Folder with data files.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+DataName = Annotated[str | None, typer.Option("--data", help="Data set, e.g. digits, cifar10.", show_default=False)]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp-5, resnet-20.", show_default=False)]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of rounds.", show_default=False)]
+LossName = Annotated[str | None, typer.Option("--loss", help="mse, ce or auto.", show_default=False)]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any plan setting: --set training.learning_rate=0.05", show_default=False),
+]
+
+
+def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> RunPlan:
+    """The plan file (or the default), then named options, then `--set`, later ones winning."""
+    plan = load_plan(path) if path is not None else RunPlan()
+    changes = {key: value for key, value in named.items() if value is not None}
+    changes.update(parse_setting(text) for text in settings or [])
+    return plan.with_settings(changes) if changes else plan
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise PlanError(f"Expected --set section.key=value, got {text!r}.")
+    try:
+        return key.strip(), tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # a bare word is a string
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError as error:
+        raise PlanError(f"Expected a shape like 3,32,32, got {text!r}.") from error
+    if not shape or min(shape) < 1:
+        raise PlanError(f"Expected a shape of positive numbers, got {text!r}.")
+    return shape

@@ -1,0 +1,169 @@
+"""`bilateral run`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from bilateral.cli.console import ProgressBar, err, out, print_json
+from bilateral.cli.options import (
+    Clients,
+    DataDir,
+    DataName,
+    Json,
+    LossName,
+    ModelName,
+    PlanArgument,
+    Quiet,
+    Rounds,
+    Seed,
+    Settings,
+    build_plan,
+)
+from bilateral.engine.in_process import RoundReport, RunResult, run
+from bilateral.engine.plan import dump_plan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.errors import PlanError
+from bilateral.learning.evaluation import main_metric
+
+
+def run_command(
+    plan: PlanArgument = None,
+    data: DataName = None,
+    model: ModelName = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    loss: LossName = None,
+    noise: Annotated[str | None, typer.Option(help="activation or offset.", show_default=False)] = None,
+    partitions: Annotated[int | None, typer.Option(help="Output groups with own secrets.", show_default=False)] = None,
+    protection: Annotated[str | None, typer.Option(help="perturbation or fedavg.", show_default=False)] = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run.", show_default=False)] = None,
+    reference: Annotated[bool, typer.Option(help="Train FedAvg beside it and compare.")] = True,
+    write_plan: Annotated[
+        Path | None, typer.Option(help="Write the plan to a file and stop.", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model with clients that see only a perturbed one.
+
+    Without a plan: five clients, real data that come with scikit-learn, under a minute.
+
+    Examples:
+
+      bilateral run
+
+      bilateral run --data breast-cancer --model mlp-5 --clients 3 --noise offset
+
+      bilateral run plan.toml --output out --set training.learning_rate=0.05
+
+      bilateral run --resume out
+    """
+    named = {
+        "data.name": data,
+        "model.name": model,
+        "federation.clients": clients,
+        "training.rounds": rounds,
+        "training.loss": loss,
+        "perturbation.noise": noise,
+        "perturbation.partitions": partitions,
+        "protection": protection,
+        "seed": seed,
+    }
+    if resume is not None:
+        if plan is not None or settings or output or any(value is not None for value in named.values()):
+            raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
+        _, resumed_plan = RunDirectory.open(resume)
+        chosen, output = resumed_plan, resume
+    else:
+        chosen = build_plan(plan, named, settings)
+    if write_plan is not None:
+        if write_plan.exists():
+            raise PlanError(f"{write_plan} already exists.", remedy="Choose another file; nothing was overwritten.")
+        write_plan.write_text(dump_plan(chosen), encoding="utf-8")
+        out.print(f"Plan written to {write_plan}")
+        return
+    title = f"{chosen.data.name} / {chosen.model.name} / {chosen.protection}"
+    with ProgressBar(title, quiet=quiet) as bar, _interruptible() as interrupted:
+        result = run(
+            chosen,
+            output=output,
+            data_dir=data_dir,
+            resume=resume is not None,
+            reference=reference,
+            on_round=lambda report: bar.update(report.round_index, report.num_rounds, _note(report)),
+            should_stop=lambda: bool(interrupted),
+        )
+    if json:
+        print_json(result.as_dict())
+    else:
+        _print_result(result)
+    if not result.finished:
+        err.print(f"Stopped after round {result.rounds}. Go on with: bilateral run --resume {result.output}")
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """The first Ctrl-C lets the round end and leaves a checkpoint; the second stops at once."""
+    caught: list[int] = []
+
+    def handle(number: int, frame: object) -> None:  # noqa: ARG001
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        err.print("Stopping after this round; once more to stop at once.")
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _note(report: RoundReport) -> str:
+    metric, value = main_metric(report.metrics)
+    difference = report.difference_to_fedavg
+    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedAvg {difference:.1e}")
+
+
+def _print_result(result: RunResult) -> None:
+    metric, value = main_metric(result.metrics)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row(metric, f"{value:.4f}")
+    for name, other in result.metrics.items():
+        if name != metric:
+            table.add_row(name, f"{other:.4f}")
+    if result.metrics_of_fedavg is not None:
+        table.add_row(f"{metric} of FedAvg, same seed", f"{main_metric(result.metrics_of_fedavg)[1]:.4f}")
+        table.add_row("largest difference of weights to FedAvg", f"{result.difference_to_fedavg:.1e} (relative)")
+    transcript = result.transcript
+    table.add_row("sent up / down", f"{transcript.bytes_up / 1e6:.1f} MB / {transcript.bytes_down / 1e6:.1f} MB")
+    table.add_row("rounds, time", f"{result.rounds}, {result.seconds:.1f} s")
+    view = result.view
+    if view is not None:
+        table.add_row("what a client saw", f"weights {100 * view.weights_relative_difference:.0f} % off the true ones")
+        table.add_row("", f"{100 * view.fraction_clear:.2f} % of the parameters in the clear")
+        table.add_row(
+            "",
+            f"{view.metric} {view.metric_as_seen:.4f} if it trusts its outputs (true: {view.metric_of_true_model:.4f})",
+        )
+    out.print(table)
+    if result.guarantee.leaks:
+        out.print("\n[bold]What this does not hide[/] (docs/leakage-ledger.md):")
+        for leak in result.guarantee.leaks:
+            out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")
+    if result.output is not None:
+        out.print(f"\nResults: {result.output}")
