@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run in parallel processes
 
 
 @pytest.fixture(scope="session")

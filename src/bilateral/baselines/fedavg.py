@@ -57,6 +57,13 @@ class FedAvgServer:
         return RecoveredUpdate(total.terms[0] / total.total_weight, total.statistics / total.total_weight)
 
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """FedAvg keeps nothing between rounds but the model."""
+
+
 class FedAvgClient:
     """Computes the gradient of its batch."""
 

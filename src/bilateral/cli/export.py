@@ -20,7 +20,7 @@ from bilateral.learning.evaluation import evaluate
 def export_command(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Target: .safetensors, .onnx or .pt (TorchScript).")
+        Path, typer.Option("--output", "-o", help="Target: .safetensors, .onnx or .pt2 (torch.export).")
     ] = Path("model.safetensors"),
     data_dir: DataDir = None,
     json: Json = False,

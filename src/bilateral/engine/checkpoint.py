@@ -35,11 +35,13 @@ class Checkpoint:
 
 
 def training_tensors(trainings: Sequence[Training]) -> dict[str, Tensor]:
-    """Model and optimiser of every training, named by protection."""
+    """Model, optimiser and server half of every training, named by protection."""
     tensors: dict[str, Tensor] = {}
     for training in trainings:
         for name, tensor in training.model.state_dict().items():
             tensors[f"{training.protection}/model/{name}"] = tensor.detach().clone()
+        for name, tensor in training.server.state_tensors().items():
+            tensors[f"{training.protection}/server/{name}"] = tensor
         for name, tensor in training.optimiser.state_tensors().items():
             tensors[f"{training.protection}/optimiser/{name}"] = tensor
     return tensors
@@ -57,6 +59,7 @@ def restore(trainings: Sequence[Training], checkpoint: Checkpoint, path: Path) -
             ) from error
         optimiser = _under(checkpoint.tensors, f"{training.protection}/optimiser/")
         training.optimiser.load_state_tensors(optimiser)
+        training.server.load_state_tensors(_under(checkpoint.tensors, f"{training.protection}/server/"))
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class Exported:
 def export_run(run_directory: Path, target: Path, *, data_dir: Path | None = None) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
-    The format follows the ending of `target`: .safetensors, .onnx, or .pt (TorchScript).
+    The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export).
     """
     if target.exists():
         raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
@@ -107,9 +107,14 @@ def _example(card: ExportCard) -> Tensor:
     return torch.zeros((2, *card.input_shape), dtype=getattr(torch, card.dtype))
 
 
-def _write_torchscript(model: nn.Module, card: ExportCard, target: Path) -> None:
-    traced = torch.jit.trace(model, _example(card))  # type: ignore[no-untyped-call]
-    traced.save(str(target), _extra_files={"bilateral.json": json.dumps(asdict(card))})
+def _write_program(model: nn.Module, card: ExportCard, target: Path) -> None:
+    """A `torch.export` program: loads without this package and without the model's Python code."""
+    program = torch.export.export(model, (_example(card),), dynamic_shapes=({0: _batch()},))
+    torch.export.save(program, target, extra_files={"bilateral.json": json.dumps(asdict(card))})
+
+
+def _batch() -> Any:
+    return torch.export.Dim("batch", min=1)
 
 
 def _write_onnx(model: nn.Module, card: ExportCard, target: Path) -> None:
@@ -117,14 +122,13 @@ def _write_onnx(model: nn.Module, card: ExportCard, target: Path) -> None:
         import onnx  # noqa: F401, PLC0415 (an optional extra)
     except ImportError as error:
         raise PlanError("Export to ONNX needs the extra `onnx`.", remedy="pip install 'bilateral[onnx]'") from error
-    batch = torch.export.Dim("batch", min=1)
     torch.onnx.export(
         model,
         (_example(card),),
         str(target),
         input_names=["inputs"],
         output_names=["outputs"],
-        dynamic_shapes=({0: batch},),
+        dynamic_shapes=({0: _batch()},),
         dynamo=True,
         external_data=False,
         verbose=False,
@@ -134,7 +138,7 @@ def _write_onnx(model: nn.Module, card: ExportCard, target: Path) -> None:
 _WRITERS: dict[str, Callable[[nn.Module, ExportCard, Path], None]] = {
     ".safetensors": _write_safetensors,
     ".onnx": _write_onnx,
-    ".pt": _write_torchscript,
+    ".pt2": _write_program,
 }
 
 

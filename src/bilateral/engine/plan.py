@@ -9,11 +9,11 @@ Privacy settings (`protection`, `[perturbation]`) stand apart from everything el
 from __future__ import annotations
 
 import hashlib
-import json
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bilateral.errors import PlanError
@@ -170,20 +170,5 @@ def load_plan(path: str | Path) -> RunPlan:
 
 
 def dump_plan(plan: RunPlan) -> str:
-    """The plan as TOML (strings, numbers, booleans, lists and flat tables are all a plan holds)."""
-    values = plan.model_dump(mode="json")
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
-    for section, entries in values.items():
-        if isinstance(entries, dict):
-            lines += ["", f"[{section}]"]
-            lines += [f"{key} = {_toml(value)}" for key, value in entries.items() if value is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        inside = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
-        return "{" + inside + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value)
+    """The plan as TOML."""
+    return tomli_w.dumps(plan.model_dump(mode="json", exclude_none=True))

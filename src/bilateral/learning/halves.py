@@ -18,6 +18,12 @@ class ServerHalf(Protocol):
 
     def recover(self, total: Aggregate) -> RecoveredUpdate: ...
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep so that later rounds are the same after a restart."""
+        ...
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None: ...
+
 
 class ClientHalf(Protocol):
     """Trains on what it is sent; returns its upload, or a question whose answer leads to the upload."""

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+from tests.engine.test_in_process import plan
+
+from bilateral.engine.export import export_run, load_exported
+from bilateral.engine.in_process import run
+from bilateral.errors import CheckpointError, PlanError
+
+CONVNET = {"data__name": "digits", "model__name": "convnet", "model__options": {"batch_norm": True}}
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "run"
+    return run(plan(**CONVNET, training__rounds=10, training__learning_rate=0.2), output=path, reference=False)
+
+
+@pytest.fixture(scope="module")
+def test_inputs():
+    from bilateral.data import load_dataset
+
+    return load_dataset("digits").test.inputs
+
+
+def test_an_exported_model_predicts_exactly_and_has_other_parameters(finished_run, test_inputs, tmp_path):
+    export_run(finished_run.output, tmp_path / "m.safetensors")
+    exported = load_exported(tmp_path / "m.safetensors")
+    with torch.no_grad():
+        true, ours = finished_run.model.eval()(test_inputs), exported.model(test_inputs)
+    assert torch.allclose(true, ours, rtol=1e-4, atol=1e-5)
+    for (name, mine), theirs in zip(finished_run.model.named_parameters(), exported.model.parameters(), strict=True):
+        if name != "head.bias":  # outputs are neither scaled nor moved
+            assert not torch.allclose(mine, theirs, rtol=0.05), name
+
+
+def test_two_exports_of_one_run_have_different_parameters(finished_run, tmp_path):
+    models = []
+    for name in ("a", "b"):
+        export_run(finished_run.output, tmp_path / f"{name}.safetensors")
+        models.append(load_exported(tmp_path / f"{name}.safetensors").model)
+    first, second = (next(iter(m.parameters())) for m in models)
+    assert not torch.allclose(first, second, rtol=0.05)
+
+
+def test_an_exported_program_predicts_the_same_without_our_code(finished_run, test_inputs, tmp_path):
+    export_run(finished_run.output, tmp_path / "m.pt2")
+    with torch.no_grad():
+        ours = torch.export.load(tmp_path / "m.pt2").module()(test_inputs)
+        assert torch.allclose(finished_run.model.eval()(test_inputs), ours, rtol=1e-4, atol=1e-5)
+
+
+def test_onnx_export_predicts_the_same_in_another_runtime(finished_run, test_inputs, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    export_run(finished_run.output, tmp_path / "m.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+    (ours,) = session.run(None, {session.get_inputs()[0].name: test_inputs.numpy()})
+    with torch.no_grad():
+        true = finished_run.model.eval()(test_inputs).numpy()
+    assert np.allclose(true, ours, rtol=1e-4, atol=1e-4)
+
+
+def test_an_existing_file_is_not_overwritten(finished_run, tmp_path):
+    target = tmp_path / "m.safetensors"
+    target.write_text("mine")
+    with pytest.raises(PlanError, match="already exists"):
+        export_run(finished_run.output, target)
+    assert target.read_text() == "mine"
+
+
+def test_an_unknown_format_is_refused(finished_run, tmp_path):
+    with pytest.raises(PlanError, match=r"\.onnx"):
+        export_run(finished_run.output, tmp_path / "m.zip")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="not a run directory"):
+        export_run(tmp_path, tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_a_file_that_is_no_export_is_refused(tmp_path, content):
+    path = tmp_path / "m.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"m\.safetensors"):
+        load_exported(path)

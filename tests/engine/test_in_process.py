@@ -1,0 +1,273 @@
+"""Whole runs, small. The plan of these tests takes about a second."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bilateral.engine.in_process as engine
+from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.in_process import run
+from bilateral.engine.plan import RunPlan
+from bilateral.errors import CheckpointError, DataError, NumericalRangeError, PlanError
+
+
+def plan(**settings) -> RunPlan:
+    quick = {
+        "data.name": "breast-cancer",
+        "model.name": "mlp-3",
+        "model.options": {"width": 12},
+        "federation.clients": 3,
+        "training.rounds": 8,
+        "training.evaluate_every": 4,
+        "training.checkpoint_every": 3,
+        "training.learning_rate": 0.05,
+    }
+    return RunPlan().with_settings({**quick, **{k.replace("__", "."): v for k, v in settings.items()}})
+
+
+@pytest.mark.parametrize("loss", ["mse", "ce"])
+@pytest.mark.parametrize("noise", ["activation", "offset"])
+def test_a_protected_run_ends_where_fedavg_ends(loss, noise):
+    result = run(plan(training__loss=loss, perturbation__noise=noise), save=False)
+    assert result.difference_to_fedavg < 2e-6
+    assert result.metrics["test_accuracy"] == result.metrics_of_fedavg["test_accuracy"]
+    assert result.finished
+
+
+def test_in_float64_the_difference_to_fedavg_is_at_rounding_level():
+    assert run(plan(training__dtype="float64"), save=False).difference_to_fedavg < 1e-13
+
+
+def test_the_same_seed_gives_the_same_model_bit_for_bit():
+    one, other = (run(plan(), save=False, reference=False).model.state_dict() for _ in range(2))
+    assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_another_seed_gives_another_model():
+    one, other = (run(plan(seed=s), save=False, reference=False).model.state_dict() for s in (0, 1))
+    assert any(not torch.equal(one[k], other[k]) for k in one)
+
+
+def test_training_learns():
+    result = run(plan(training__rounds=60, training__learning_rate=0.2), save=False, reference=False)
+    assert result.metrics["test_accuracy"] > 0.93
+
+
+def test_batch_norm_runs_and_evaluates_with_the_clients_statistics():
+    result = run(
+        plan(
+            data__name="digits",
+            model__name="convnet",
+            model__options={"batch_norm": True},
+            training__rounds=40,
+            training__learning_rate=0.2,
+        ),
+        save=False,
+    )
+    assert result.metrics["test_accuracy"] > 0.5
+    assert result.difference_to_fedavg < 1e-3  # eps acts as eps / scale^2: docs/decisions/0003
+
+
+def test_regression_with_one_output():
+    result = run(plan(data__name="diabetes", training__rounds=30), save=False)
+    assert result.metrics["test_r2"] > 0.2
+    assert result.difference_to_fedavg < 2e-6
+
+
+@pytest.mark.parametrize("stop_after", [2, 3, 5])
+def test_an_interrupted_run_resumes_to_the_same_model_bit_for_bit(tmp_path, stop_after):
+    whole = run(plan(), output=tmp_path / "whole")
+    rounds = []
+    stopped = run(
+        plan(),
+        output=tmp_path / "part",
+        on_round=lambda r: rounds.append(r.round_index),
+        should_stop=lambda: len(rounds) >= stop_after - 1,
+    )
+    assert not stopped.finished
+    assert stopped.rounds == stop_after
+    resumed = run(plan(), output=tmp_path / "part", resume=True)
+    assert resumed.finished
+    a, b = whole.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert (tmp_path / "part" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+    assert resumed.transcript.bytes_up == whole.transcript.bytes_up
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    def kill(report):
+        if report.round_index == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(plan(), output=tmp_path / "run", on_round=kill)
+    assert load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").next_round == 3
+    resumed = run(plan(), output=tmp_path / "run", resume=True).model.state_dict()
+    whole = run(plan(), save=False).model.state_dict()
+    assert all(torch.equal(whole[k], resumed[k]) for k in whole)
+
+
+def test_adam_resumes_bit_for_bit(tmp_path):
+    chosen = plan(training__optimiser="adam", training__learning_rate=0.01)
+    count = []
+    run(chosen, output=tmp_path / "r", on_round=count.append, should_stop=lambda: len(count) >= 3)
+    resumed = run(chosen, output=tmp_path / "r", resume=True).model.state_dict()
+    whole = run(chosen, save=False).model.state_dict()
+    assert all(torch.equal(whole[k], resumed[k]) for k in whole)
+
+
+def _saved_run(path: Path) -> Path:
+    run(plan(training__rounds=3), output=path)
+    return path / "checkpoint.safetensors"
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "garbage", "empty"])
+def test_a_corrupt_checkpoint_is_named_and_left_alone(tmp_path, damage):
+    checkpoint = _saved_run(tmp_path / "run")
+    content = bytearray(checkpoint.read_bytes())
+    if damage == "truncate":
+        content = content[: len(content) // 2]
+    elif damage == "flip":
+        content[-5] ^= 0x40
+    elif damage == "garbage":
+        content = bytearray(b"not a checkpoint at all")
+    else:
+        content = bytearray()
+    checkpoint.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors"):
+        run(plan(training__rounds=3), output=tmp_path / "run", resume=True)
+    assert checkpoint.read_bytes() == bytes(content)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path):
+    _saved_run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="another plan"):
+        run(plan(training__rounds=4), output=tmp_path / "run", resume=True)
+
+
+def test_a_directory_with_something_in_it_is_never_written_to(tmp_path):
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(PlanError, match="not empty"):
+        run(plan(), output=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious"]
+
+
+def test_the_run_directory_holds_plan_metrics_result_and_checkpoint(tmp_path):
+    result = run(plan(), output=tmp_path / "run")
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {"plan.toml", "metrics.csv", "result.json", "checkpoint.safetensors"}
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == result.rounds
+
+
+def test_client_sampling_takes_the_asked_share_every_round():
+    result = run(
+        plan(federation__clients=4, federation__participation=0.5, training__loss="mse"),
+        save=False,
+        reference=False,
+        keep_messages=True,
+    )
+    senders = {}
+    for entry in result.transcript.entries:
+        if entry.receiver == "server":
+            senders.setdefault(entry.round_index, set()).add(entry.sender)
+    assert all(len(s) == 2 for s in senders.values())
+    assert len(set.union(*senders.values())) > 2
+
+
+def test_weights_follow_the_clients_sample_counts():
+    result = run(
+        plan(federation__proportions=[0.6, 0.3, 0.1], training__loss="mse", training__rounds=1),
+        save=False,
+        keep_messages=True,
+    )
+    weights = [e.message.weight for e in result.transcript.entries if e.receiver == "server"]
+    assert len(set(weights)) == 3
+    assert sum(weights) == 455
+    assert result.difference_to_fedavg < 2e-6
+
+
+def test_a_party_sees_only_its_own_messages():
+    result = run(plan(training__rounds=2), save=False, reference=False, keep_messages=True)
+    seen = list(result.transcript.seen_by("client-1"))
+    assert seen
+    assert all("client-1" in (e.sender, e.receiver) for e in seen)
+
+
+def test_a_diverging_run_stops_with_the_model_untouched(tmp_path):
+    with pytest.raises(NumericalRangeError, match="learning rate"):
+        run(plan(training__learning_rate=1e30, training__loss="mse", training__rounds=6), output=tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_client_with_a_single_class_is_refused_by_name_unless_allowed():
+    skewed = {"federation__partition": "dirichlet", "federation__alpha": 0.02, "federation__clients": 6, "seed": 3}
+    with pytest.raises(DataError, match=r"client-\d has samples of class \d only"):
+        run(plan(**skewed), save=False)
+    assert run(plan(**skewed, federation__allow_single_class=True, training__rounds=2), save=False).finished
+
+
+def test_one_sample_with_batch_norm_is_refused():
+    with pytest.raises(DataError, match="batch of one sample"):
+        run(
+            plan(
+                data__name="digits",
+                model__name="convnet",
+                model__options={"batch_norm": True},
+                training__batch_size=1,
+            ),
+            save=False,
+        )
+
+
+def test_more_partitions_than_outputs_are_refused():
+    with pytest.raises(PlanError, match="between 1 and 2"):
+        run(plan(perturbation__partitions=3), save=False)
+
+
+def own_model(input_shape, num_outputs, width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, num_outputs))
+
+
+def test_a_users_own_model_and_data_are_first_class():
+    result = run(
+        plan(
+            model__name="tests.engine.test_in_process:own_model",
+            model__options={"width": 5},
+            data__name="tests.engine.test_in_process:own_data",
+            data__options={},
+        ),
+        save=False,
+    )
+    assert result.difference_to_fedavg < 2e-6
+
+
+def own_data():
+    from bilateral.data import Dataset, Split
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 4, generator=generator)
+    labels = (inputs[:, 0] > 0).long()
+    return Dataset("mine", "classification", Split(inputs[:40], labels[:40]), Split(inputs[40:], labels[40:]), 2)
+
+
+def test_what_a_client_saw_is_far_from_the_true_model():
+    view = run(plan(), save=False).view
+    assert view.weights_relative_difference > 0.3
+    assert view.fraction_clear < 0.05
+
+
+def test_the_guarantee_admits_what_leaks():
+    lines = {leak.ledger_line for leak in run(plan(training__rounds=1), save=False).guarantee.leaks}
+    assert {1, 2, 3, 7, 8} <= lines
+
+
+def test_the_engine_never_touches_torchs_global_generator():
+    before = torch.get_rng_state()
+    engine.run(plan(training__rounds=1), save=False)
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,67 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bilateral.engine.plan import RunPlan, dump_plan, load_plan, parse_plan
+from bilateral.errors import PlanError
+
+
+def test_the_default_plan_survives_toml(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(dump_plan(RunPlan()))
+    assert load_plan(path) == RunPlan()
+
+
+@given(
+    rounds=st.integers(1, 10_000),
+    rate=st.floats(1e-6, 10),
+    name=st.text(min_size=1),
+    option=st.one_of(st.booleans(), st.integers(-5, 5), st.text(), st.lists(st.integers())),
+    proportions=st.none() | st.lists(st.floats(0.1, 1), min_size=1),
+)
+@settings(deadline=None, derandomize=True)
+def test_every_plan_survives_toml(tmp_path_factory, rounds, rate, name, option, proportions):
+    plan = RunPlan().with_settings(
+        {
+            "training.rounds": rounds,
+            "training.learning_rate": rate,
+            "data.name": name,
+            "model.options": {"some option": option},
+            "federation.proportions": proportions,
+        }
+    )
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    path.write_text(dump_plan(plan), encoding="utf-8")
+    assert load_plan(path) == plan
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(PlanError, match=r"training\.round.*not a setting"):
+        parse_plan({"training": {"round": 3}}, "x")
+
+
+def test_a_wrong_value_is_shown_with_its_place():
+    with pytest.raises(PlanError, match=r"training\.rounds.*got 0"):
+        parse_plan({"training": {"rounds": 0}}, "x")
+
+
+def test_no_clients_is_refused():
+    with pytest.raises(PlanError, match="at least 1 client"):
+        parse_plan({"federation": {"clients": 0}}, "x")
+
+
+def test_a_missing_plan_file_says_how_to_make_one(tmp_path):
+    with pytest.raises(PlanError, match="--write-plan"):
+        load_plan(tmp_path / "nothing.toml")
+
+
+def test_a_plan_that_is_no_toml_is_refused(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text("training = [")
+    with pytest.raises(PlanError, match="not a readable TOML"):
+        load_plan(path)
+
+
+def test_different_plans_have_different_digests():
+    assert RunPlan().digest() != RunPlan(seed=1).digest()
+    assert RunPlan().digest() == RunPlan().digest()
