@@ -38,12 +38,17 @@ def bench_command(
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None, header_style="bold")
+    """A table of what differs between the rows; what is the same in all of them stands above it."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column)
+    constant = [c for c in columns if len(rows) > 1 and len({str(row.get(c)) for row in rows}) == 1]
+    if constant:
+        out.print(", ".join(f"{c} = {_cell(rows[0].get(c))}" for c in constant))
+    table = Table(box=None, header_style="bold")
+    varying = [c for c in columns if c not in constant]
+    for column in varying:
+        table.add_column(column.replace("_", " "), justify="left" if isinstance(rows[0].get(column), str) else "right")
     for row in rows:
-        table.add_row(*[_cell(row.get(column)) for column in columns])
+        table.add_row(*[_cell(row.get(column)) for column in varying])
     out.print(table)
 
 

@@ -89,20 +89,23 @@ def compare_command(
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=None, header_style="bold")
-    for column in ("data", "model", "K", "loss", "protection", "metric", "value", "weights vs FedAvg", "time", "bytes"):
-        table.add_column(column, justify="right" if column in {"K", "value", "time", "bytes"} else "left")
-    for row in rows:
-        table.add_row(
-            row["dataset"],
-            row["model"],
-            str(row["clients"]),
-            row["loss"],
-            row["protection"],
-            row["metric"],
-            f"{row['metric_value']:.4f}",
-            f"{row['weights_relative_difference']:.1e}",
-            f"{row['seconds_ratio']:.2f}x",
-            f"{row['bytes_ratio']:.2f}x",
+    case = ("dataset", "model", "clients", "loss", "rounds", "partitions", "seed")
+    for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in case]):
+        members = list(group)
+        first = members[0]
+        out.print(
+            f"\n[bold]{first['dataset']}, {first['model']}[/], {first['clients']} clients, {first['loss']}, "
+            f"{first['rounds']} rounds, {first['partitions']} partition(s), seed {first['seed']}"
         )
-    out.print(table)
+        table = Table(box=None, header_style="bold")
+        for column in ("protection", first["metric"], "weights vs FedAvg", "time", "bytes"):
+            table.add_column(column, justify="left" if column == "protection" else "right")
+        for row in members:
+            table.add_row(
+                row["protection"],
+                f"{row['metric_value']:.4f}",
+                f"{row['weights_relative_difference']:.1e}",
+                f"{row['seconds_ratio']:.2f}x",
+                f"{row['bytes_ratio']:.2f}x",
+            )
+        out.print(table)

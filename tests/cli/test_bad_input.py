@@ -1,0 +1,202 @@
+"""Every mistake gets one clear message (what, where, what to do), exit code 2, no traceback, nothing overwritten."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+QUICK = ("--rounds", 2, "--quiet")
+
+
+def refused(outcome, *expected: str) -> None:
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert outcome.err.count("Error:") == 1
+    text = " ".join(outcome.err.split())
+    for words in expected:
+        assert words in text, f"{words!r} not in {text!r}"
+
+
+DATA = """
+import torch
+from bilateral.data import Dataset, Split
+
+def good(inputs=None, labels=None):
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return Dataset("mine", "classification", Split(x, y), Split(x[:10], y[:10]), 2)
+
+def nan():
+    d = good()
+    d.train.inputs[3, 1] = float("nan")
+    return d
+
+def infinite():
+    d = good()
+    d.test.inputs[0, 0] = float("inf")
+    return d
+
+def labels_out_of_range():
+    d = good()
+    d.train.targets[5] = 7
+    return d
+
+def wrong_shape():
+    d = good()
+    return Dataset("mine", "classification", Split(d.train.inputs, d.train.targets[:-1]), d.test, 2)
+
+def no_dataset():
+    return 3
+"""
+
+NETS = """
+from torch import nn
+
+def unsupported(input_shape, num_outputs):
+    return nn.Sequential(nn.Linear(4, 6), nn.Bilinear(6, 6, 3), nn.Linear(3, num_outputs))
+
+def attention(input_shape, num_outputs):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.InstanceNorm1d(4)
+            self.head = nn.Linear(4, num_outputs)
+        def forward(self, x):
+            return self.head(self.inner(x))
+    return Net()
+
+def softmax_head(input_shape, num_outputs):
+    return nn.Sequential(nn.Linear(4, num_outputs), nn.Softmax(1))
+
+def wrong_width(input_shape, num_outputs):
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, num_outputs))
+
+def no_module(input_shape, num_outputs):
+    return "a model"
+"""
+
+
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "bad_data.py").write_text(DATA)
+    (tmp_path / "bad_nets.py").write_text(NETS)
+    yield tmp_path
+    for name in ("bad_data", "bad_nets"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("nan", "NaN"),
+        ("infinite", "Inf"),
+        ("labels_out_of_range", "7"),
+        ("wrong_shape", "39"),
+        ("no_dataset", "Dataset"),
+    ],
+)
+def test_bad_data_are_named(bilateral, here, function, expected):
+    refused(bilateral("run", "--data", f"bad_data:{function}", "--model", "mlp-3", *QUICK), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("unsupported", "Bilinear `1`"),
+        ("attention", "InstanceNorm1d `inner`"),
+        ("softmax_head", "End the model with nn.Linear"),
+        ("wrong_width", "Linear `0`"),
+        ("no_module", "nn.Module"),
+    ],
+)
+def test_bad_models_are_named_with_their_layer(bilateral, here, function, expected):
+    refused(bilateral("run", "--data", "bad_data:good", "--model", f"bad_nets:{function}", *QUICK), expected)
+
+
+def test_an_empty_client_is_refused(bilateral, here):
+    refused(bilateral("run", "--data", "bad_data:good", "--model", "mlp-3", "--clients", 500, *QUICK), "500")
+
+
+def test_a_single_class_client_is_refused_with_a_remedy(bilateral):
+    words = ("--set", "federation.partition=dirichlet", "--set", "federation.alpha=0.02", "--seed", 3)
+    refused(bilateral("run", "--data", "breast-cancer", "--model", "mlp-3", *words, *QUICK), "only", "alpha")
+
+
+def test_one_sample_with_batch_norm_is_refused(bilateral):
+    words = ("--model", "convnet", "--set", "model.options={batch_norm = true}", "--set", "training.batch_size=1")
+    refused(bilateral("run", *words, *QUICK), "client-1", "one sample", "GroupNorm")
+
+
+def test_more_partitions_than_outputs_are_refused(bilateral):
+    refused(bilateral("run", "--partitions", 12, *QUICK), "Expected partitions between 1 and 10", "got 12")
+
+
+def test_a_missing_data_file_says_where_it_looked_and_how_to_get_it(bilateral, tmp_path):
+    refused(bilateral("run", "--data", "cifar10", "--data-dir", tmp_path, *QUICK), "cifar", str(tmp_path.name))
+    refused(bilateral("run", "--data", "bank-marketing", *QUICK), "BILATERAL_DATA", "bank-additional-full.csv")
+
+
+def test_a_corrupt_data_file_is_named(bilateral, tmp_path):
+    (tmp_path / "mnist.npz").write_bytes(b"nonsense")
+    refused(bilateral("run", "--data", "mnist", "--data-dir", tmp_path, *QUICK), "mnist.npz")
+
+
+def test_labels_out_of_range_in_a_file_are_named(bilateral, tmp_path):
+    images, labels = np.zeros((4, 28, 28), np.uint8), np.array([0, 1, 2, 11])
+    np.savez(tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    refused(bilateral("run", "--data", "mnist", "--data-dir", tmp_path, *QUICK), "11")
+
+
+def test_unknown_names_come_with_suggestions(bilateral):
+    refused(bilateral("run", "--data", "digit", *QUICK), "digits")
+    refused(bilateral("run", "--model", "resnet20", *QUICK), "resnet-20")
+    refused(bilateral("bench", "recover"), "recovery")
+    refused(bilateral("run", "--set", "training.round=2"), "training.round", "rounds")
+    refused(bilateral("compare", "--variant", "nothing"), "perturbation-offset")
+
+
+def test_a_loss_that_does_not_fit_the_data_is_refused(bilateral):
+    refused(bilateral("run", "--data", "diabetes", "--model", "mlp-3", "--loss", "ce", *QUICK), "mse")
+
+
+def test_a_corrupt_checkpoint_is_refused_and_left_alone(bilateral, tmp_path):
+    bilateral("run", "--data", "wine", "--model", "mlp-3", "--output", "out", *QUICK)
+    checkpoint = tmp_path / "out" / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-9])
+    before = checkpoint.read_bytes()
+    refused(bilateral("run", "--resume", "out", "--quiet"), "checkpoint.safetensors")
+    refused(bilateral("export", "out"), "checkpoint.safetensors")
+    assert checkpoint.read_bytes() == before
+
+
+def test_nothing_is_overwritten(bilateral, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    refused(bilateral("run", "--output", "out", *QUICK), "not empty")
+    (tmp_path / "plan.toml").write_text("x")
+    refused(bilateral("run", "--write-plan", "plan.toml"), "already exists")
+    assert (tmp_path / "plan.toml").read_text() == "x"
+
+
+def test_predicting_on_other_data_is_refused(bilateral):
+    bilateral("run", "--data", "wine", "--model", "mlp-3", "--output", "out", *QUICK)
+    bilateral("export", "out")
+    refused(bilateral("predict", "model.safetensors", "--data", "breast-cancer"), "(13,)")
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
+    words = ["-m", "bilateral.cli.main", "run", "--data", "wine", "--model", "mlp-3", "--rounds", "100000",
+             "--set", "training.learning_rate=0.001", "--output", "out", "--quiet"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "checkpoint.safetensors").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume out" in err
+    assert "Traceback" not in err

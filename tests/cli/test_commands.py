@@ -1,0 +1,106 @@
+"""Each command does what its help says."""
+
+import json
+
+import pytest
+
+QUICK = (
+    "--data", "breast-cancer", "--model", "mlp-3", "--clients", 3, "--rounds", 4, "--set", "model.options={width = 8}",
+)  # fmt: skip
+
+
+def test_run_prints_the_documented_object(bilateral):
+    outcome = bilateral("run", *QUICK, "--json", "--quiet")
+    assert outcome.code == 0
+    keys = {
+        "metric", "metric_value", "rounds", "seconds", "megabytes_up", "megabytes_down", "difference_to_fedavg",
+        "guarantee", "output",
+    }  # fmt: skip
+    assert keys <= set(outcome.json)
+    assert outcome.json["difference_to_fedavg"] < 2e-6
+    assert outcome.err == ""
+
+
+def test_run_tells_a_person_what_it_did_and_what_leaks(bilateral):
+    outcome = bilateral("run", *QUICK, "--output", "out")
+    for words in ("test_accuracy", "FedAvg", "sent up / down", "what a client saw", "does not hide", "Results: out"):
+        assert words in outcome.out
+    assert "4/4" in outcome.err  # progress without a terminal is lines on standard error
+
+
+def test_run_goes_on_where_it_stopped(bilateral, tmp_path):
+    assert bilateral("run", *QUICK, "--output", "out", "--quiet").code == 0
+    outcome = bilateral("run", "--resume", "out", "--json", "--quiet")
+    assert outcome.code == 0
+    assert outcome.json["rounds"] == 4
+
+
+def test_a_written_plan_can_be_run(bilateral):
+    assert bilateral("run", *QUICK, "--write-plan", "plan.toml").code == 0
+    assert bilateral("run", "plan.toml", "--json", "--quiet").json["rounds"] == 4
+
+
+def test_compare_prints_the_documented_rows(bilateral):
+    outcome = bilateral("compare", *QUICK[:4], "--clients", 1, "--clients", 2, "--rounds", 2, "--json", "--quiet")
+    rows = outcome.json["rows"]
+    keys = {
+        "dataset", "model", "clients", "loss", "protection", "seed", "metric", "metric_value",
+        "weights_relative_difference", "seconds_ratio", "bytes_ratio",
+    }  # fmt: skip
+    assert all(keys <= set(row) for row in rows)
+    assert [row["clients"] for row in rows] == [1] * 4 + [2] * 4
+    assert "perturbation-offset" in bilateral("compare", *QUICK, "--quiet").out
+
+
+def test_inspect_shows_what_is_in_the_clear(bilateral):
+    outcome = bilateral("inspect", "resnet-20", "--json")
+    assert outcome.json["fraction_clear"] == pytest.approx(0, abs=1e-3)
+    assert "in the clear" in bilateral("inspect", "lenet", "--input-shape", "1,8,8").out
+
+
+def test_inspect_takes_model_options(bilateral):
+    outcome = bilateral("inspect", "resnet-8", "--option", "batch_norm=false", "--json")
+    assert not any("bn" in row["name"] for row in outcome.json["rows"])
+
+
+def test_export_then_predict_gives_the_metrics_of_the_run(bilateral):
+    run = bilateral("run", *QUICK, "--output", "out", "--json", "--quiet").json
+    assert bilateral("export", "out", "--output", "m.safetensors").code == 0
+    predicted = bilateral("predict", "m.safetensors", "--output", "p.csv", "--json").json
+    assert predicted["metrics"]["test_accuracy"] == run["metrics"]["test_accuracy"]
+    assert predicted["samples"] == 114
+
+
+def test_predictions_are_written_with_class_names(bilateral, tmp_path):
+    bilateral("run", *QUICK, "--output", "out", "--quiet")
+    bilateral("export", "out")
+    bilateral("predict", "model.safetensors", "--output", "p.csv")
+    lines = (tmp_path / "p.csv").read_text().splitlines()
+    assert lines[0] == "sample,predicted,output_0,output_1"
+    assert lines[1].split(",")[1] in {"malignant", "benign"}
+
+
+def test_a_users_model_in_the_current_folder_is_found(bilateral, tmp_path):
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\n"
+        "def build(input_shape, num_outputs):\n"
+        "    return nn.Sequential(nn.Linear(input_shape[0], 6), nn.ReLU(), nn.Linear(6, num_outputs))\n"
+    )
+    outcome = bilateral("run", "--data", "wine", "--model", "my_nets:build", "--rounds", 2, "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "inspect", "export", "predict", "bench"])
+def test_every_command_has_help_with_examples(bilateral, command):
+    outcome = bilateral(command, "--help")
+    assert outcome.code == 0
+    assert "Examples" in outcome.out
+
+
+def test_version_is_printed(bilateral):
+    assert bilateral("--version").out.startswith("bilateral ")
+
+
+def test_results_on_disk_equal_what_is_printed(bilateral, tmp_path):
+    printed = bilateral("run", *QUICK, "--output", "out", "--json", "--quiet").json
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == printed
