@@ -36,9 +36,7 @@ def variants():
         yield "densenet", {"batch_norm": batch_norm}
         yield "densenet", {"batch_norm": batch_norm, "growth": 5, "layers": [2, 3]}
         for name in RESNETS:
-            yield from (
-                (name, {"batch_norm": batch_norm, "shortcut": s, "width": 8}) for s in ("add", "concat")
-            )
+            yield from ((name, {"batch_norm": batch_norm, "shortcut": s, "width": 8}) for s in ("add", "concat"))
 
 
 def build(name, options=None, *, input_shape=DIGITS, num_outputs=10, seed=0):
@@ -57,9 +55,7 @@ def multiply_accumulates(model, input_shape):
         nonlocal total
         total += output[0].numel() * layer.weight[0].numel()
 
-    handles = [
-        m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)
-    ]
+    handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     model.eval()(torch.zeros(1, *input_shape))
     for handle in handles:
         handle.remove()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import UnsupportedLayerError
-from bilateral.models.identities import Identities, UnionFind
+from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,16 @@ class Value:
 
     meta: Tensor
     ids: Identities
+    version: int = 0
+    """torch's count of in-place changes of `meta` when these identities were made."""
+
+    @staticmethod
+    def of(meta: Tensor, ids: Identities) -> Value:
+        return Value(meta, ids, meta._version)
+
+    @property
+    def was_overwritten(self) -> bool:
+        return self.meta._version != self.version
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,27 @@ class Site:
 
 @dataclass(frozen=True)
 class Axis:
-    """The neurons (and locations) along one axis of a parameter."""
+    """The neurons (and their roles, numbered from 0) along one axis of a parameter."""
 
     neuron: Tensor
-    location: Tensor
+    role: Tensor
 
     @staticmethod
-    def of(neuron: Tensor) -> Axis:
-        return Axis(neuron, torch.zeros_like(neuron))
+    def of(line: Identities) -> Axis:
+        return Axis(line.neuron, numbered(line.role))
+
+    def copies(self) -> Tensor:
+        """How often the same neuron stood in the same role before, along the axis.
+
+        Copies get parameters of their own, so behind such a layer they are no longer copies.
+        """
+        keys = (self.neuron * (len(self.role) + 1) + self.role).tolist()
+        seen: Counter[int] = Counter()
+        result = []
+        for key in keys:
+            result.append(seen[key])
+            seen[key] += 1
+        return torch.tensor(result, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -73,9 +96,10 @@ class Binding:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Channels that only meet inside their group: each side is a (groups, members) table of neurons."""
+    """Channels that only meet inside their group: each side is an axis, cut into `num_groups` equal parts."""
 
-    sides: tuple[Tensor, ...]
+    num_groups: int
+    sides: tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,7 @@ class Statistics:
     module: str
     scale: Tensor
     axis: Axis
+    tracked: bool
 
 
 @dataclass
@@ -101,15 +126,27 @@ class GraphBuilder:
     groupings: list[Grouping] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
     normalised_scales: list[Tensor] = field(default_factory=list)
+    num_tokens: int = 0
 
-    def fresh_channels(self, count: int) -> tuple[Tensor, Tensor]:
+    def token(self) -> Tensor:
+        """A role's mark for one call of an operation."""
+        self.num_tokens += 1
+        return mix(torch.tensor(self.num_tokens))
+
+    def fresh_channels(self, count: int) -> Identities:
         """New scale classes and new neurons for the outputs of a linear layer."""
         scale, neuron = self.scales.fresh(count), self.neurons.fresh(count)
         self.producers.append(neuron)
-        return scale, neuron
+        return Identities(scale, neuron, torch.zeros((), dtype=torch.int64).expand(count))
 
-    def channels(self, site: Site, value: Value) -> tuple[Tensor, Tensor]:
-        """Scale classes and neurons of a (batch, channel, *space) value, made equal over batch and space."""
+    def channels(self, site: Site, value: Value, space_dims: int | None = None) -> Identities:
+        """Identities of the channels of a (batch, channel, *space) value, made equal over batch and space."""
+        if space_dims is not None and value.meta.dim() != space_dims + 2:
+            raise site.refuse(
+                f"it takes a (batch, channel, *{space_dims} of space) value, got shape {tuple(value.meta.shape)}, "
+                "of which torch would take the batch for channels",
+                "Give it a batch and a channel dimension (unsqueeze or view).",
+            )
         if value.meta.dim() < 2:
             raise site.refuse(
                 f"it needs a batch and a channel dimension, got shape {tuple(value.meta.shape)}",
@@ -118,14 +155,14 @@ class GraphBuilder:
         others = [d for d in range(value.meta.dim()) if d != 1]
         return self.uniform(site, value, others)
 
-    def uniform(self, site: Site, value: Value, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def uniform(self, site: Site, value: Value, dims: Sequence[int]) -> Identities:
         """Merge classes over `dims`, and return what is left once those are dropped."""
         self.scales.merge_over(value.ids.scale, dims, f"mixed with a pinned value by {site.label}")
         self.neurons.merge_over(value.ids.neuron, dims, site.label)
         scale, neuron = value.ids.scale, value.ids.neuron
         for dim in sorted((d % value.meta.dim() for d in dims), reverse=True):
             scale, neuron = scale.select(dim, 0), neuron.select(dim, 0)
-        return scale, neuron
+        return Identities(scale, neuron, digest_over(value.ids.role, dims))
 
     def bind(self, site: Site, parameter: Parameter | None, binding: Binding) -> None:
         """Record how a parameter is scaled and moved; a second use ties it to the first."""
@@ -156,5 +193,5 @@ class GraphBuilder:
         for axis, other in ((first.outputs, again.outputs), (first.inputs, again.inputs)):
             if axis is not None and other is not None:
                 self.neurons.union(axis.neuron, other.neuron, reason)
-                if not torch.equal(axis.location, other.location):
+                if not torch.equal(axis.role, other.role):
                     self.neurons.pin(axis.neuron, reason)

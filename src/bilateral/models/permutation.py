@@ -2,11 +2,12 @@
 
 An exchange maps neurons to neurons. It leaves the network's function alone if
 
-1. along every axis of every parameter the neurons stay the same multiset (so a layer still gets all its inputs), and
+1. along every axis of every parameter the neurons in each role stay the same multiset (so a layer still gets all its
+   inputs), and
 2. grouped layers see whole groups: members of one group move together into one group.
 
-Neurons with the same *signature* (how often they occur on which axis) may be exchanged freely; this is refined by
-the groups. Neurons that occur twice among the outputs of one layer (tied channels) stay where they are.
+Neurons with the same *signature* (how often they occur on which axis in which role) may be exchanged freely; this is
+refined by the groups. Neurons that occur twice among the outputs of one layer (tied channels) stay where they are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bilateral.models.builder import Axis, Grouping
 from bilateral.randomness import Randomness
 
-Signature = tuple[tuple[int, int], ...]
+Signature = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -61,24 +63,23 @@ class NeuronCells:
 
 def find_cells(
     num_neurons: int,
-    axes: Sequence[Tensor],
+    axes: Sequence[Axis],
     producers: Sequence[Tensor],
-    groupings: Sequence[tuple[Tensor, ...]],
+    groupings: Sequence[Grouping],
 ) -> NeuronCells:
-    """Cells from axes (lists of neurons), layer outputs, and (groups, members) tables; neuron 0 is fixed."""
+    """Cells from the axes of parameters, the neurons that each layer makes, and groups; neuron 0 is fixed."""
     fixed = np.zeros(num_neurons, dtype=bool)
     fixed[0] = True
     for outputs in producers:
         neurons, counts = np.unique(outputs.numpy(), return_counts=True)
         fixed[neurons[counts > 1]] = True
-    signatures = _signatures(num_neurons, [a.numpy() for a in axes])
-    merged = _merge_groupings(groupings)
-    simple, crossing = _split_crossing(merged)
-    for number, sides in enumerate(crossing):  # groups stay in place; members move inside
-        for side in sides:
-            for group, members in enumerate(side):
-                for neuron in members:
-                    signatures[neuron] = (*signatures[neuron], (-1 - number, group))
+    signatures = _signatures(num_neurons, axes)
+    simple, crossing = _split_crossing(_merge_groupings(groupings))
+    stuck = {side for sides in crossing for side in sides}
+    for number, grouping in enumerate(groupings):
+        for axis in grouping.sides:
+            if _groups_of(axis, grouping.num_groups) in stuck:  # groups stay in place; members move inside
+                _add_groups(signatures, -1 - number, axis, grouping.num_groups)
     grouped: set[int] = set()
     exchangeable: list[tuple[tuple[Tensor, ...], ...]] = []
     for sides in simple:
@@ -92,23 +93,36 @@ def find_cells(
     return NeuronCells(num_neurons, cells, tuple(exchangeable))
 
 
-def _signatures(num_neurons: int, axes: Sequence[np.ndarray]) -> list[Signature]:
-    entries: list[list[tuple[int, int]]] = [[] for _ in range(num_neurons)]
+def _signatures(num_neurons: int, axes: Sequence[Axis]) -> list[Signature]:
+    entries: list[list[tuple[int, int, int]]] = [[] for _ in range(num_neurons)]
     for number, axis in enumerate(axes):
-        neurons, counts = np.unique(axis, return_counts=True)
-        for neuron, count in zip(neurons.tolist(), counts.tolist(), strict=True):
-            entries[neuron].append((number, count))
+        stride = int(axis.role.max()) + 1 if axis.role.numel() else 1
+        keys, counts = np.unique((axis.neuron * stride + axis.role).numpy(), return_counts=True)
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            entries[key // stride].append((number, key % stride, count))
     return [tuple(e) for e in entries]
+
+
+def _add_groups(signatures: list[Signature], number: int, axis: Axis, num_groups: int) -> None:
+    """Make the group that a neuron is in, in each of its roles, part of its signature."""
+    size = len(axis.neuron) // num_groups
+    members = zip(axis.neuron.tolist(), axis.role.tolist(), strict=True)
+    for neuron, entry in sorted((n, (number, place // size, role)) for place, (n, role) in enumerate(members)):
+        signatures[neuron] = (*signatures[neuron], entry)
 
 
 _Side = tuple[tuple[int, ...], ...]
 
 
-def _merge_groupings(groupings: Sequence[tuple[Tensor, ...]]) -> list[list[_Side]]:
+def _groups_of(axis: Axis, num_groups: int) -> _Side:
+    return tuple(tuple(sorted(row)) for row in axis.neuron.reshape(num_groups, -1).tolist())
+
+
+def _merge_groupings(groupings: Sequence[Grouping]) -> list[list[_Side]]:
     """Groupings that share a side (the same neurons in the same groups) move together: merge them."""
     merged: list[list[_Side]] = []
     for grouping in groupings:
-        sides = [tuple(tuple(sorted(row)) for row in side.tolist()) for side in grouping]
+        sides = [_groups_of(axis, grouping.num_groups) for axis in grouping.sides]
         touching = [m for m in merged if any(side in m for side in sides)]
         for m in touching:
             merged.remove(m)

@@ -15,30 +15,24 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from bilateral.models.builder import Axis, Binding, GraphBuilder, Grouping, Parameter, Site, Statistics, Value
-from bilateral.models.identities import Identities
+from bilateral.models.identities import Identities, mix
 from bilateral.models.rules import module_rule, rule
-
-
-def _last_axis(builder: GraphBuilder, site: Site, x: Value) -> tuple[Tensor, Axis]:
-    """Scale classes and axis of the features of a (..., features) value."""
-    others = range(x.meta.dim() - 1)
-    scale, neuron = builder.uniform(site, x, others)
-    return scale, Axis(neuron, x.ids.location[(0,) * (x.meta.dim() - 1)])
 
 
 @rule(F.linear)
 def linear(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias: Parameter | None = None) -> Identities:
     _expect_parameters(site, weight, bias)
-    s_in, inputs = _last_axis(builder, site, x)
-    s_out, neuron = builder.fresh_channels(weight.meta.shape[0])
-    outputs = Axis.of(neuron)
-    builder.bind(site, weight, Binding("linear weight", s_out[:, None], s_in[None, :], outputs, inputs))
-    builder.bind(site, bias, Binding("bias", s_out, outputs=outputs))
-    zero = torch.zeros((), dtype=torch.int64)
-    return Identities(*(t.expand(site.output.shape) for t in (s_out, neuron, zero)))
+    features = builder.uniform(site, x, range(x.meta.dim() - 1))
+    fresh = builder.fresh_channels(weight.meta.shape[0])
+    outputs, inputs = Axis.of(fresh), Axis.of(features)
+    builder.bind(site, weight, Binding("linear weight", fresh.scale[:, None], features.scale[None, :], outputs, inputs))
+    builder.bind(site, bias, Binding("bias", fresh.scale, outputs=outputs))
+    shape = site.output.shape
+    role = mix(torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1), builder.token())
+    return Identities(fresh.scale.expand(shape), fresh.neuron.expand(shape), role.expand(shape))
 
 
 def _convolution(
@@ -51,9 +45,9 @@ def _convolution(
     transposed: bool,
 ) -> Identities:
     _expect_parameters(site, weight, bias)
-    s_in, neuron_in = builder.channels(site, x)
-    num_out = site.output.shape[1]
-    s_out, neuron_out = builder.fresh_channels(num_out)
+    channels = builder.channels(site, x, weight.meta.dim() - 2)
+    fresh = builder.fresh_channels(site.output.shape[1])
+    s_in, s_out = channels.scale, fresh.scale
     in_table, out_table = s_in.reshape(groups, -1), s_out.reshape(groups, -1)
     if transposed:  # weight: (in, out / groups, *kernel)
         numerator = out_table.repeat_interleave(in_table.shape[1], 0)
@@ -62,7 +56,7 @@ def _convolution(
         numerator = s_out[:, None]
         denominator = in_table.repeat_interleave(out_table.shape[1], 0)
     kernel_dims = (1,) * (weight.meta.dim() - 2)
-    outputs, inputs = Axis.of(neuron_out), Axis.of(neuron_in)
+    outputs, inputs = Axis.of(fresh), Axis.of(channels)
     builder.bind(
         site,
         weight,
@@ -78,8 +72,8 @@ def _convolution(
     )
     builder.bind(site, bias, Binding("bias", s_out, outputs=outputs))
     if groups > 1:
-        builder.groupings.append(Grouping((neuron_in.reshape(groups, -1), neuron_out.reshape(groups, -1))))
-    return Identities.by_channel(s_out, neuron_out, site.output.shape)
+        builder.groupings.append(Grouping(groups, (inputs, outputs)))
+    return Identities.by_channel(fresh, site.output.shape, builder.token())
 
 
 @rule(F.conv1d, F.conv2d, F.conv3d)
@@ -116,11 +110,14 @@ def transposed_convolution(
 @rule(F.prelu)
 def prelu(builder: GraphBuilder, site: Site, x: Value, weight: Parameter) -> Identities:
     _expect_parameters(site, weight)
-    axis = None
-    if weight.meta.numel() > 1:
-        axis = Axis.of(builder.channels(site, x)[1])
+    if weight.meta.numel() == 1:
+        builder.bind(site, weight, Binding("PReLU weight"))
+        return x.ids.changed(builder.token())
+    channels = builder.channels(site, x)
+    axis = Axis.of(channels)
     builder.bind(site, weight, Binding("PReLU weight", outputs=axis))
-    return x.ids
+    told_apart = Identities(channels.scale, channels.neuron, mix(channels.role, axis.copies()))
+    return Identities.by_channel(told_apart, site.output.shape, builder.token())
 
 
 @rule(F.group_norm)
@@ -134,14 +131,15 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Identities:
     _expect_parameters(site, weight, bias)
-    s_in, neuron = builder.channels(site, x)
-    table = s_in.reshape(num_groups, -1)
+    channels = builder.channels(site, x)
+    table = channels.scale.reshape(num_groups, -1)
     builder.scales.merge_over(table, [1], f"in one group of {site.label} with a pinned channel")
+    axis = Axis.of(channels)
     if num_groups > 1:
-        builder.groupings.append(Grouping((neuron.reshape(num_groups, -1),)))
-    builder.normalised_scales.append(s_in)
-    s_out = _affine_output(builder, site, weight, bias, Axis.of(neuron))
-    return Identities.by_channel(s_out, neuron, site.output.shape)
+        builder.groupings.append(Grouping(num_groups, (axis,)))
+    return Identities.by_channel(
+        _normalised(builder, site, weight, bias, channels, axis), site.output.shape, builder.token()
+    )
 
 
 @rule(F.layer_norm)
@@ -159,27 +157,36 @@ def layer_norm(
     if first < 1:
         raise site.refuse("it normalises over the batch dimension", "Leave the batch out of `normalized_shape`.")
     builder.scales.merge_over(x.ids.scale, range(first, num_dims), f"normalised by {site.label} with a pinned value")
-    s_in, neuron = builder.uniform(site, x, range(first))
-    location = x.ids.location[(0,) * first]
-    builder.normalised_scales.append(s_in)
-    axis = Axis(neuron.reshape(-1), location.reshape(-1))
-    s_out = _affine_output(builder, site, weight, bias, axis).reshape(s_in.shape)
-    return Identities(s_out.expand(x.meta.shape), x.ids.neuron, x.ids.location)
+    line = builder.uniform(site, x, range(first)).map(lambda t: t.reshape(-1))
+    result = _normalised(builder, site, weight, bias, line, Axis.of(line))
+    size = x.meta.shape[first:]
+    return Identities(
+        result.scale.reshape(size).expand(x.meta.shape),
+        x.ids.neuron,
+        mix(x.ids.role, result.role.reshape(size), builder.token()),
+    )
 
 
-def _affine_output(
-    builder: GraphBuilder, site: Site, weight: Parameter | None, bias: Parameter | None, axis: Axis
-) -> Tensor:
+def _normalised(
+    builder: GraphBuilder,
+    site: Site,
+    weight: Parameter | None,
+    bias: Parameter | None,
+    channels: Identities,
+    axis: Axis,
+) -> Identities:
     """A normalisation forgets the scale of its input; its own weight and bias give the output a fresh one."""
-    count = axis.neuron.numel()
-    if weight is None:  # without a weight the output's scale is 1
-        return torch.zeros(count, dtype=torch.int64)
-    s_out = builder.scales.fresh(count)
-    shape = weight.meta.shape
-    builder.bind(site, weight, Binding("normalisation weight", s_out.reshape(shape), outputs=axis))
-    if bias is not None:
-        builder.bind(site, bias, Binding("normalisation bias", s_out.reshape(shape), outputs=axis))
-    return s_out
+    builder.axes.append(axis)  # with or without weights, its statistics need the same channels
+    builder.normalised_scales.append(channels.scale)
+    role = mix(channels.role, axis.copies())
+    if weight is None:  # the output's scale is 1, and so must be that of a bias
+        builder.bind(site, bias, Binding("normalisation bias", torch.zeros_like(axis.neuron), outputs=axis))
+        return Identities(torch.zeros_like(axis.neuron), channels.neuron, role)
+    s_out = builder.scales.fresh(axis.neuron.numel())
+    shaped = s_out.reshape(weight.meta.shape)
+    builder.bind(site, weight, Binding("normalisation weight", shaped, outputs=axis))
+    builder.bind(site, bias, Binding("normalisation bias", shaped, outputs=axis))
+    return Identities(s_out, channels.neuron, role)
 
 
 def _expect_parameters(site: Site, *parameters: object) -> None:
@@ -250,10 +257,8 @@ def _batch_norm_module(
             "it is called more than once, so its batch statistics cannot be told apart",
             "Give each place a BatchNorm of its own.",
         )
-    s_in, neuron = builder.channels(site, x)
-    axis = Axis.of(neuron)
-    builder.axes.append(axis)
-    builder.normalised_scales.append(s_in)
-    builder.statistics.append(Statistics(site.path, s_in, axis))
-    s_out = _affine_output(builder, site, own.get("weight"), own.get("bias"), axis)
-    return Identities.by_channel(s_out, neuron, site.output.shape)
+    channels = builder.channels(site, x)
+    axis = Axis.of(channels)
+    builder.statistics.append(Statistics(site.path, channels.scale, axis, tracked=module.running_mean is not None))
+    result = _normalised(builder, site, own.get("weight"), own.get("bias"), channels, axis)
+    return Identities.by_channel(result, site.output.shape, builder.token())

@@ -10,80 +10,92 @@ pins factors to 1         every other nonlinearity, and a sum with a constant
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.node import map_aggregate
 
 from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
-from bilateral.models.identities import Identities, combine
+from bilateral.models.identities import Identities, combine, mix
 from bilateral.models.rules import METHOD_RULES, module_rule, rule
 
 # --- moving elements ---
 
-_MOVING_FUNCTIONS: dict[Any, str] = {
-    torch.flatten: "flatten",
-    torch.reshape: "reshape",
-    torch.permute: "permute",
-    torch.transpose: "transpose",
-    torch.squeeze: "squeeze",
-    torch.unsqueeze: "unsqueeze",
-    torch.chunk: "chunk",
-    torch.split: "split",
-    torch.flip: "flip",
-    torch.roll: "roll",
-    torch.movedim: "movedim",
-    torch.swapaxes: "swapaxes",
-    torch.unflatten: "unflatten",
-    torch.repeat_interleave: "repeat_interleave",
-    torch.unbind: "unbind",
-    torch.narrow: "narrow",
-    torch.select: "select",
-    torch.clone: "clone",
-    operator.getitem: "__getitem__",
-}
+_MOVING_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    torch.flatten,
+    torch.reshape,
+    torch.permute,
+    torch.transpose,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.chunk,
+    torch.split,
+    torch.flip,
+    torch.roll,
+    torch.movedim,
+    torch.swapaxes,
+    torch.unflatten,
+    torch.repeat_interleave,
+    torch.unbind,
+    torch.narrow,
+    torch.select,
+    operator.getitem,
+)
 _MOVING_METHODS = (
-    *_MOVING_FUNCTIONS.values(),
+    *(function.__name__ for function in _MOVING_FUNCTIONS if function is not operator.getitem),
+    "__getitem__",
     "view",
-    "contiguous",
     "expand",
     "repeat",
-    "float",
-    "double",
-    "to",
-    "type_as",
     "swapdims",
-    "view_as",
-    "reshape_as",
-    "expand_as",
 )
-_SAME_ELEMENTS = {"contiguous", "clone", "float", "double", "to", "type_as"}
-_AS_OTHER_SHAPE = {"view_as": "reshape", "reshape_as": "reshape", "expand_as": "expand"}
+_OTHER_VIEWS = {"view": "reshape"}  # identities need not lie in memory as the value does
 
 
-def _move(name: str) -> Any:
+def _moved(site: Site, x: Any, operation: Callable[[Any], Any], rest: Any) -> Any:
+    if not isinstance(x, Value):  # indexing a tuple that an earlier call returned
+        return operation(x)
+    refuse_activations(site, rest)
+    results = [operation(t) for t in (x.ids.scale, x.ids.neuron, x.ids.role)]
+    if isinstance(results[0], Tensor):
+        return Identities(*results)
+    return tuple(Identities(*parts) for parts in zip(*results, strict=True))
+
+
+def _moving_function(function: Callable[..., Any]) -> Any:
     def moved(builder: GraphBuilder, site: Site, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(x, Value):  # indexing a tuple that an earlier call returned
-            return getattr(x, name)(*args, **kwargs)
-        if name in _SAME_ELEMENTS:
-            return x.ids
-        method, call_args = ("reshape" if name == "view" else name), args
-        if name in _AS_OTHER_SHAPE:
-            method, call_args = _AS_OTHER_SHAPE[name], (tuple(args[0].meta.shape),)
-        results = [getattr(t, method)(*call_args, **kwargs) for t in (x.ids.scale, x.ids.neuron, x.ids.location)]
-        if isinstance(results[0], Tensor):
-            return Identities(*results)
-        return tuple(Identities(*parts) for parts in zip(*results, strict=True))
+        return _moved(site, x, lambda t: function(t, *args, **kwargs), (args, kwargs))
 
     return moved
 
 
-for _function, _name in _MOVING_FUNCTIONS.items():
-    rule(_function)(_move(_name))
+def _moving_method(name: str) -> Any:
+    def moved(builder: GraphBuilder, site: Site, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return _moved(site, x, lambda t: getattr(t, name)(*args, **kwargs), (args, kwargs))
+
+    return moved
+
+
+for _function in _MOVING_FUNCTIONS:
+    rule(_function)(_moving_function(_function))
 for _name in _MOVING_METHODS:
-    METHOD_RULES[_name] = _move(_name)
+    METHOD_RULES[_name] = _moving_method(_OTHER_VIEWS.get(_name, _name))
+
+
+@rule(methods=("view_as", "reshape_as", "expand_as"))
+def _in_the_shape_of_another(builder: GraphBuilder, site: Site, x: Value, other: Value | Parameter) -> Identities:
+    shape = tuple(other.meta.shape)
+    return x.ids.map(lambda t: t.reshape(shape) if t.numel() == other.meta.numel() else t.expand(shape))
+
+
+@rule(torch.clone, methods=("contiguous", "clone", "float", "double", "to", "type_as"))
+def _copied(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+    if not site.output.is_floating_point():
+        raise site.refuse(f"it rounds an activation to {site.output.dtype}", "Keep activations in floating point.")
+    return x.ids
 
 
 @module_rule(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.PixelShuffle, nn.PixelUnshuffle)
@@ -94,23 +106,33 @@ def _moving_module(
     own: dict[str, Parameter],
     x: Value,
 ) -> Identities:
-    # Pixel and channel shuffles want floating point; class numbers are far below 2^53.
-    return x.ids.map(lambda t: module(t.double()).long())
+    # Pixel and channel shuffles want floating point; the number of elements is far below 2^53.
+    places = torch.arange(x.meta.numel(), dtype=torch.float64).reshape(x.meta.shape)
+    order = module(places).long()
+    return x.ids.map(lambda t: t.reshape(-1)[order])
+
+
+def refuse_activations(site: Site, arguments: Any) -> None:
+    """Refuse activations and parameters where a rule expects plain numbers."""
+
+    def look(argument: Any) -> Any:
+        if isinstance(argument, Value | Parameter):
+            raise site.refuse(
+                "one of its settings is itself an activation or a parameter", "Use a number, or write it as a layer."
+            )
+        return argument
+
+    map_aggregate(arguments, look)
 
 
 @rule(torch.cat, torch.concat, torch.concatenate, torch.stack)
 def joined(builder: GraphBuilder, site: Site, tensors: Sequence[Value], dim: int = 0) -> Identities:
     if not all(isinstance(v, Value) for v in tensors):
         raise site.refuse("it joins a constant to an activation", "Join activations only.")
-    dims = tensors[0].meta.dim()
-    if dim % max(dims, 1) == 0:
+    if dim % site.output.dim() == 0:
         raise site.refuse("it joins along the batch dimension", "Join channels (dim=1) instead.")
-    join = torch.stack if site.output.dim() > dims else torch.cat
-    return combine(lambda parts: join(parts, dim), tensors_ids(tensors))
-
-
-def tensors_ids(values: Sequence[Value]) -> list[Identities]:
-    return [v.ids for v in values]
+    join = torch.stack if site.output.dim() > tensors[0].meta.dim() else torch.cat
+    return combine(lambda parts: join(parts, dim), [v.ids for v in tensors])
 
 
 # --- passing a positive factor through ---
@@ -134,8 +156,9 @@ _HOMOGENEOUS_FUNCTIONS = (
 
 
 @rule(*_HOMOGENEOUS_FUNCTIONS, methods=("relu", "relu_", "abs", "neg", "detach"))
-def unchanged(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
-    return x.ids
+def homogeneous(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+    refuse_activations(site, (args, kwargs))
+    return x.ids.changed(builder.token())
 
 
 @module_rule(nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Identity)
@@ -146,62 +169,72 @@ def _homogeneous_module(
     own: dict[str, Parameter],
     x: Value,
 ) -> Identities:
-    return x.ids
+    return homogeneous(builder, site, x)
 
 
 # --- pooling, resizing, padding ---
 
-_SPATIAL_FUNCTIONS = (
-    F.max_pool1d,
-    F.max_pool2d,
-    F.max_pool3d,
-    F.avg_pool1d,
-    F.avg_pool2d,
-    F.avg_pool3d,
-    F.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d,
-    F.adaptive_avg_pool3d,
-    F.adaptive_max_pool1d,
-    F.adaptive_max_pool2d,
-    F.adaptive_max_pool3d,
-    torch.max_pool1d,
-    torch.max_pool2d,
-    F.interpolate,
-)
-_SPATIAL_MODULES = (
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-    nn.Upsample,
-    nn.UpsamplingNearest2d,
-    nn.UpsamplingBilinear2d,
-    nn.ReflectionPad1d,
-    nn.ReflectionPad2d,
-    nn.ReplicationPad1d,
-    nn.ReplicationPad2d,
-    nn.CircularPad1d,
-    nn.CircularPad2d,
-)
+_SPACE_OF_FUNCTIONS: dict[Callable[..., Any], int] = {
+    F.max_pool1d: 1,
+    F.max_pool2d: 2,
+    F.max_pool3d: 3,
+    F.avg_pool1d: 1,
+    F.avg_pool2d: 2,
+    F.avg_pool3d: 3,
+    F.adaptive_avg_pool1d: 1,
+    F.adaptive_avg_pool2d: 2,
+    F.adaptive_avg_pool3d: 3,
+    F.adaptive_max_pool1d: 1,
+    F.adaptive_max_pool2d: 2,
+    F.adaptive_max_pool3d: 3,
+    torch.max_pool1d: 1,
+    torch.max_pool2d: 2,
+}
+_SPACE_OF_MODULES: dict[type[nn.Module], int] = {
+    nn.MaxPool1d: 1,
+    nn.MaxPool2d: 2,
+    nn.MaxPool3d: 3,
+    nn.AvgPool1d: 1,
+    nn.AvgPool2d: 2,
+    nn.AvgPool3d: 3,
+    nn.AdaptiveAvgPool1d: 1,
+    nn.AdaptiveAvgPool2d: 2,
+    nn.AdaptiveAvgPool3d: 3,
+    nn.AdaptiveMaxPool1d: 1,
+    nn.AdaptiveMaxPool2d: 2,
+    nn.AdaptiveMaxPool3d: 3,
+    nn.UpsamplingNearest2d: 2,
+    nn.UpsamplingBilinear2d: 2,
+    nn.ReflectionPad1d: 1,
+    nn.ReflectionPad2d: 2,
+    nn.ReplicationPad1d: 1,
+    nn.ReplicationPad2d: 2,
+    nn.CircularPad1d: 1,
+    nn.CircularPad2d: 2,
+}
 
 
-@rule(*_SPATIAL_FUNCTIONS)
-def spatial(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+def _spatial(builder: GraphBuilder, site: Site, x: Value, space_dims: int | None) -> Identities:
+    """What works on the space of each channel by itself, the same way in every channel."""
     if not isinstance(site.output, Tensor):
         raise site.refuse("it also returns the positions of the maxima", "Set return_indices=False.")
-    scale, neuron = builder.channels(site, x)
-    return Identities.by_channel(scale, neuron, site.output.shape)
+    return Identities.by_channel(builder.channels(site, x, space_dims), site.output.shape, builder.token())
 
 
-@module_rule(*_SPATIAL_MODULES)
+def _spatial_function(space_dims: int | None) -> Any:
+    def applied(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+        refuse_activations(site, (args, kwargs))
+        return _spatial(builder, site, x, space_dims)
+
+    return applied
+
+
+for _function, _dims in _SPACE_OF_FUNCTIONS.items():
+    rule(_function)(_spatial_function(_dims))
+rule(F.interpolate)(_spatial_function(None))  # torch itself insists on a batch and a channel dimension
+
+
+@module_rule(*_SPACE_OF_MODULES, nn.Upsample)
 def _spatial_module(
     builder: GraphBuilder,
     site: Site,
@@ -209,7 +242,7 @@ def _spatial_module(
     own: dict[str, Parameter],
     x: Value,
 ) -> Identities:
-    return spatial(builder, site, x)
+    return _spatial(builder, site, x, _SPACE_OF_MODULES.get(type(module)))
 
 
 @rule(F.pad)
@@ -227,17 +260,16 @@ def padded(
     widths = {x.meta.dim() - 1 - i // 2: (pad[i], pad[i + 1]) for i in range(0, len(pad), 2)}
     if any(widths.get(0, (0, 0))):
         raise site.refuse("it pads the batch dimension", "Pad channels or space only.")
-    if mode != "constant" or not any(widths.get(1, (0, 0))):
-        return spatial(builder, site, x)
-    scale, neuron = builder.channels(site, x)
-    before, after = widths[1]
+    before, after = widths.get(1, (0, 0))
+    if not before and not after:
+        return _spatial(builder, site, x, None)
+    if mode != "constant":
+        raise site.refuse(f"it pads channels by {mode}", "Pad channels with zeros, or space only.")
     if before < 0 or after < 0:
         raise site.refuse("it crops channels by negative padding", "Slice the channels instead.")
-    zeros = [builder.scales.fresh(before), builder.scales.fresh(after)]
-    silent = [builder.neurons.fresh(before), builder.neurons.fresh(after)]
-    return Identities.by_channel(
-        torch.cat([zeros[0], scale, zeros[1]]), torch.cat([silent[0], neuron, silent[1]]), site.output.shape
-    )
+    silent = builder.fresh_channels(before + after)
+    parts = [silent.map(lambda t: t[:before]), builder.channels(site, x), silent.map(lambda t: t[before:])]
+    return Identities.by_channel(combine(torch.cat, parts), site.output.shape, builder.token())
 
 
 @module_rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
@@ -259,60 +291,53 @@ _QUOTIENTS = (operator.truediv, operator.itruediv, torch.div)
 
 
 @rule(*_SUMS, methods=("add", "add_", "sub", "sub_"))
-def summed(builder: GraphBuilder, site: Site, left: Any, right: Any, alpha: float = 1) -> Identities:
-    _refuse_parameters(site, left, right)
-    if not (isinstance(left, Value) and isinstance(right, Value)):
-        return _with_constant(builder, site, left, right, scale_survives=False)
-    return _tied(builder, site, left, right)
+def summed(builder: GraphBuilder, site: Site, left: Any, other: Any, *, alpha: float = 1) -> Identities:
+    _refuse_parameters(site, left, other)
+    refuse_activations(site, alpha)
+    if not (isinstance(left, Value) and isinstance(other, Value)):
+        return _with_constant(builder, site, left, other, scale_survives=False)
+    builder.scales.union(left.ids.scale, other.ids.scale, f"added to a pinned value by {site.label}")
+    return _met(builder, site, left.ids.scale, left, other)
 
 
 @rule(*_PRODUCTS, methods=("mul", "mul_"))
-def multiplied(builder: GraphBuilder, site: Site, left: Any, right: Any) -> Identities:
+def multiplied(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identities:
     """A factor of scale 1, such as a sigmoid gate, leaves the other factor's scale alone."""
-    _refuse_parameters(site, left, right)
-    if not (isinstance(left, Value) and isinstance(right, Value)):
-        return _with_constant(builder, site, left, right, scale_survives=True)
-    gate, gated = (left, right) if _is_pinned(builder, left) else (right, left)
+    _refuse_parameters(site, left, other)
+    if not (isinstance(left, Value) and isinstance(other, Value)):
+        return _with_constant(builder, site, left, other, scale_survives=True)
+    gate, gated = (left, other) if _is_pinned(builder, left) else (other, left)
     builder.scales.pin(gate.ids.scale, f"multiplied with another activation by {site.label}")
-    scale = gated.ids.scale.expand(site.output.shape)
-    neuron, location = _tie_neurons(builder, site, gated, gate)
-    return Identities(scale, neuron, location)
+    return _met(builder, site, gated.ids.scale, left, other)
 
 
 @rule(*_QUOTIENTS, methods=("div", "div_"))
-def divided(builder: GraphBuilder, site: Site, left: Any, right: Any) -> Identities:
-    _refuse_parameters(site, left, right)
-    if isinstance(right, Value):
+def divided(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identities:
+    _refuse_parameters(site, left, other)
+    if isinstance(other, Value):
         raise site.refuse("it divides by an activation", "Use a normalisation layer (BatchNorm, GroupNorm, LayerNorm).")
-    return _with_constant(builder, site, left, right, scale_survives=True)
+    return _with_constant(builder, site, left, other, scale_survives=True)
 
 
-def _tied(builder: GraphBuilder, site: Site, left: Value, right: Value) -> Identities:
-    builder.scales.union(left.ids.scale, right.ids.scale, f"added to a pinned value by {site.label}")
-    neuron, location = _tie_neurons(builder, site, left, right)
-    return Identities(left.ids.scale.expand(site.output.shape), neuron, location)
-
-
-def _tie_neurons(builder: GraphBuilder, site: Site, left: Value, right: Value) -> tuple[Tensor, Tensor]:
+def _met(builder: GraphBuilder, site: Site, scale: Tensor, left: Value, right: Value) -> Identities:
+    """Neurons that meet element by element move together from now on; the pair of their roles is a new role."""
     shape = site.output.shape
-    wide = left if left.meta.shape == shape else right
-    neuron, location = wide.ids.neuron.expand(shape), wide.ids.location.expand(shape)
     builder.neurons.union(left.ids.neuron, right.ids.neuron, site.label)
-    for value in (left, right):
-        if value.meta.shape == shape and not torch.equal(value.ids.location, location):
-            builder.neurons.pin(neuron, site.label)  # the two number their pixels differently
-    return neuron, location
+    wide = left if left.meta.shape == shape else right
+    role = mix(left.ids.role, right.ids.role, builder.token())
+    return Identities(scale.expand(shape), wide.ids.neuron.expand(shape), role.expand(shape))
 
 
 def _with_constant(builder: GraphBuilder, site: Site, left: Any, right: Any, *, scale_survives: bool) -> Identities:
     value, constant = (left, right) if isinstance(left, Value) else (right, left)
     if site.output.shape != value.meta.shape:
         raise site.refuse("a constant changes the shape of an activation", "Give the constant the activation's shape.")
-    if not scale_survives:
+    adds_nothing = isinstance(constant, int | float) and constant == 0  # where `sum([a, b])` starts
+    if not scale_survives and not adds_nothing:
         builder.scales.pin(value.ids.scale, f"a constant is added by {site.label}")
     if isinstance(constant, Tensor) and constant.numel() > 1:
         builder.neurons.pin(value.ids.neuron, f"combined with a constant tensor by {site.label}")
-    return value.ids
+    return value.ids.changed(builder.token())
 
 
 def _refuse_parameters(site: Site, *operands: Any) -> None:
@@ -336,13 +361,11 @@ def reduced(
     dims = sorted({d % num_dims for d in ([dim] if isinstance(dim, int) else dim or range(num_dims))})
     if 0 in dims:
         raise site.refuse("it mixes the samples of a batch", "Reduce over channels or space only.")
-    scale, neuron = builder.uniform(site, x, dims)
+    result = builder.uniform(site, x, dims).changed(builder.token())
     if keepdim:
         for d in dims:
-            scale, neuron = scale.unsqueeze(d), neuron.unsqueeze(d)
-    space = site.output.shape[2:]
-    location = torch.arange(space.numel()).reshape(space).expand(site.output.shape)
-    return Identities(scale, neuron, location)
+            result = result.map(lambda t, d=d: t.unsqueeze(d))  # type: ignore[misc]
+    return result
 
 
 # --- everything that is not homogeneous ---
@@ -365,10 +388,6 @@ _PINNING_FUNCTIONS = (
     F.hardtanh,
     F.relu6,
     F.logsigmoid,
-    F.softmax,
-    F.log_softmax,
-    torch.softmax,
-    torch.log_softmax,
     torch.exp,
     torch.log,
     torch.sqrt,
@@ -393,18 +412,14 @@ _PINNING_MODULES = (
     nn.Hardtanh,
     nn.ReLU6,
     nn.LogSigmoid,
-    nn.Softmax,
-    nn.LogSoftmax,
 )
 
 
-@rule(
-    *_PINNING_FUNCTIONS,
-    methods=("sigmoid", "tanh", "softmax", "exp", "log", "sqrt", "clamp", "square", "pow"),
-)
+@rule(*_PINNING_FUNCTIONS, methods=("sigmoid", "tanh", "exp", "log", "sqrt", "clamp", "square", "pow"))
 def pinning(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+    refuse_activations(site, (args, kwargs))
     builder.scales.pin(x.ids.scale, f"input of {site.label}, which is not positively homogeneous")
-    return x.ids
+    return x.ids.changed(builder.token())
 
 
 @module_rule(*_PINNING_MODULES)
@@ -416,3 +431,21 @@ def _pinning_module(
     x: Value,
 ) -> Identities:
     return pinning(builder, site, x)
+
+
+@rule(F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, methods=("softmax", "log_softmax"))
+def softmax(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
+    """Its sum runs over certain neurons, and the sum of others would be another one: they stay in place."""
+    builder.neurons.pin(x.ids.neuron, f"input of {site.label}")
+    return pinning(builder, site, x, *args, **kwargs)
+
+
+@module_rule(nn.Softmax, nn.LogSoftmax)
+def _softmax_module(
+    builder: GraphBuilder,
+    site: Site,
+    module: nn.Module,
+    own: dict[str, Parameter],
+    x: Value,
+) -> Identities:
+    return softmax(builder, site, x)

@@ -15,16 +15,17 @@ rounding and to the `eps` of normalisation layers, which acts as `eps / scale^2`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bilateral.models.builder import Axis, Binding
+from bilateral.models.builder import Axis, Binding, Grouping
+from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
 from bilateral.models.permutation import NeuronCells, find_cells
 from bilateral.models.tracing import Walk, walk
@@ -54,11 +55,12 @@ class ParameterLayout:
 
 @dataclass(frozen=True)
 class StatisticsLayout:
-    """A BatchNorm layer: the scale classes and neurons of its channels."""
+    """A BatchNorm layer: the scale classes and neurons of its channels, and whether it keeps running statistics."""
 
     module: str
     scale_classes: Tensor
     axis: Axis
+    tracked: bool
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,6 @@ class ScaleGraph:
     head: str
     num_outputs: int
     head_input_classes: Tensor
-    head_input_axis: Axis
 
     @staticmethod
     def of(model: nn.Module, example_input: Tensor) -> ScaleGraph:
@@ -99,58 +100,45 @@ class ScaleGraph:
 
     def flatten(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Named tensors -> one vector in the order of `parameters`."""
-        return torch.cat([tensors[p.name].detach().reshape(-1).to(dtype) for p in self.parameters])
+        return torch.cat([tensors[p.name].detach().reshape(-1) for p in self.parameters]).to(dtype)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The inverse of `flatten`; the tensors are views of `vector`."""
         return {p.name: vector[p.slice].view(p.shape) for p in self.parameters}
 
+    @cached_property
+    def _maps(self) -> FlatMaps:
+        return FlatMaps(
+            [(p.offset, p.shape, p.binding) for p in self.parameters],
+            [(s.scale_classes, s.axis) for s in self.statistics if s.tracked],
+        )
+
+    @property
+    def num_statistics(self) -> int:
+        """Length of the vector of batch statistics: a mean and a variance per normalised channel."""
+        return self._maps.num_statistics
+
     def ratio(self, scale_factors: Tensor) -> Tensor:
         """perturbed / plain for every element, in the plain order."""
-        inverse = 1.0 / scale_factors
-        parts = []
-        for p in self.parameters:
-            ratio = torch.ones((), dtype=scale_factors.dtype)
-            if p.binding is not None and p.binding.numerator is not None:
-                ratio = scale_factors[p.binding.numerator]
-            if p.binding is not None and p.binding.denominator is not None:
-                ratio = ratio * inverse[p.binding.denominator]
-            parts.append(ratio.expand(p.shape).reshape(-1))
-        return torch.cat(parts)
+        return self._maps.ratio(scale_factors)
 
     def source(self, exchange: Tensor) -> Tensor:
         """For every element of the perturbed vector, the index of the plain element that stands there."""
-        return torch.cat([p.offset + _source_of(p, exchange) for p in self.parameters])
+        return self._maps.source(exchange)
+
+    def unscale(self, statistics: Tensor, scale_factors: Tensor, exchange: Tensor) -> Tensor:
+        """Batch statistics from scaled and permuted channels to plain ones: mean / s, variance / s^2, in order."""
+        return self._maps.unscale(statistics, scale_factors, exchange)
 
 
 def positions(axis: Axis, exchange: Tensor) -> Tensor:
-    """For each place along an axis, the plain place of the neuron (and location) that `exchange` puts there."""
-    stride = int(axis.location.max()) + 1 if axis.location.numel() else 1
-    plain = axis.neuron * stride + axis.location
-    moved = exchange[axis.neuron] * stride + axis.location
+    """For each place along an axis, the plain place of the neuron (in the same role) that `exchange` puts there."""
+    stride = int(axis.role.max()) + 1 if axis.role.numel() else 1
+    plain = axis.neuron * stride + axis.role
+    moved = exchange[axis.neuron] * stride + axis.role
     result = torch.empty_like(plain)
     result[torch.argsort(moved, stable=True)] = torch.argsort(plain, stable=True)
     return result
-
-
-def _source_of(p: ParameterLayout, exchange: Tensor) -> Tensor:
-    """Flat source index inside one parameter."""
-    binding = p.binding
-    if binding is None or binding.outputs is None:
-        return torch.arange(p.numel)
-    out = positions(binding.outputs, exchange)
-    if binding.inputs is None:
-        return out
-    into = positions(binding.inputs, exchange)
-    rows, columns = (into, out) if binding.transposed else (out, into)
-    # A weight has all of its row channels, but only the column channels of the row's own group.
-    rows_per_group = len(rows) // binding.groups
-    columns_per_group = len(columns) // binding.groups
-    column_table = columns.reshape(binding.groups, 1, columns_per_group).expand(-1, rows_per_group, -1)
-    column = column_table.reshape(len(rows), columns_per_group) % columns_per_group
-    matrix = rows[:, None] * columns_per_group + column
-    kernel = math.prod(p.shape[2:])
-    return (matrix[:, :, None] * kernel + torch.arange(kernel)).reshape(-1)
 
 
 def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
@@ -159,8 +147,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
     scale_of, num_scales = _consecutive(builder.scales)
     neuron_of, num_neurons = _consecutive(builder.neurons)
 
-    def compress_axis(axis: Axis | None) -> Axis | None:
-        return None if axis is None else Axis(neuron_of[axis.neuron], axis.location.clone())
+    def compress(axis: Axis) -> Axis:
+        return Axis(neuron_of[axis.neuron], axis.role)
 
     shapes = {n: p.shape for n, p in model.named_parameters()}
     layouts, offset = [], 0
@@ -172,8 +160,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
                 raw.kind,
                 None if raw.numerator is None else scale_of[raw.numerator],
                 None if raw.denominator is None else scale_of[raw.denominator],
-                compress_axis(raw.outputs),
-                compress_axis(raw.inputs),
+                None if raw.outputs is None else compress(raw.outputs),
+                None if raw.inputs is None else compress(raw.inputs),
                 raw.groups,
                 raw.transposed,
             )
@@ -181,20 +169,18 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         layout = ParameterLayout(name, shapes[name], offset, kind, binding, _pin_reasons(builder.scales, raw))
         layouts.append(layout)
         offset += layout.numel
-    axes = [neuron_of[a.neuron] for a in builder.axes]
     cells = find_cells(
         num_neurons,
-        axes,
+        [compress(axis) for axis in builder.axes],
         [neuron_of[p] for p in builder.producers],
-        [tuple(neuron_of[side] for side in g.sides) for g in builder.groupings],
+        [Grouping(g.num_groups, tuple(compress(side) for side in g.sides)) for g in builder.groupings],
     )
     normalised = [scale_of[s.reshape(-1)] for s in builder.normalised_scales]
     head_input = found.head_inputs.ids
     return ScaleGraph(
         parameters=tuple(layouts),
         statistics=tuple(
-            StatisticsLayout(s.module, scale_of[s.scale], Axis(neuron_of[s.axis.neuron], s.axis.location))
-            for s in builder.statistics
+            StatisticsLayout(s.module, scale_of[s.scale], compress(s.axis), s.tracked) for s in builder.statistics
         ),
         num_scale_classes=num_scales,
         normalised_classes=torch.unique(torch.cat(normalised)) if normalised else torch.zeros(0, dtype=torch.int64),
@@ -202,7 +188,6 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         head=found.head,
         num_outputs=found.num_outputs,
         head_input_classes=scale_of[head_input.scale[0]],
-        head_input_axis=Axis(neuron_of[head_input.neuron[0]], head_input.location[0].clone()),
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 # Importing the rule files registers their rules.
-from bilateral.errors import ModelError
+from bilateral.errors import BilateralError, ModelError
 from bilateral.models import rules_parametric, rules_structural  # noqa: F401
 from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
 from bilateral.models.identities import Identities
@@ -22,6 +22,10 @@ SUPPORTED = (
     "Supported: Linear, Conv1d/2d/3d (grouped, transposed), ReLU, LeakyReLU, PReLU, pooling, upsampling, padding, "
     "BatchNorm, GroupNorm, LayerNorm, Dropout, flatten/view/cat/add; sigmoid, tanh, GELU and the like are pinned."
 )
+
+_BATCH: Final = 2
+"""Samples of the walk: BatchNorm in training mode refuses one."""
+_NUMPY_NAMES: Final = {"axis": "dim", "keepdims": "keepdim"}
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,19 @@ class Walk:
 
 def walk(model: nn.Module, example_input: Tensor) -> Walk:
     """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
-    graph = _trace(model)
-    walker = _Walker(model, graph)
-    return walker.run(example_input)
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:  # user modules may do anything in __deepcopy__
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied: {error}.", remedy="Make the module copyable."
+        ) from error
+    graph, evaluated = _trace(copied.train()), _trace(copied.eval())
+    if [(n.op, n.target) for n in graph.nodes] != [(n.op, n.target) for n in evaluated.nodes]:
+        raise ModelError(
+            f"{type(model).__name__} computes something else in training than in evaluation.",
+            remedy="Remove `if self.training` from `forward`; leave such switches to Dropout and BatchNorm.",
+        )
+    return _Walker(model, copied.train(), graph).run(example_input)
 
 
 def _trace(model: nn.Module) -> fx.Graph:
@@ -53,16 +67,12 @@ def _trace(model: nn.Module) -> fx.Graph:
 
 
 class _Walker:
-    def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, model: nn.Module, copied: nn.Module, graph: fx.Graph) -> None:
         self._graph = graph
         self._builder = GraphBuilder()
         self._canonical = _canonical_names(model)
-        try:
-            self._meta = copy.deepcopy(model).to(device="meta", dtype=torch.float32)
-        except Exception as error:  # user modules may do anything in __deepcopy__
-            raise ModelError(
-                f"{type(model).__name__} cannot be copied: {error}.", remedy="Make the module copyable."
-            ) from error
+        self._model = model
+        self._meta = copied.to(device="meta", dtype=torch.float32)
         self._values: dict[fx.Node, Any] = {}
         self._linear_calls: dict[fx.Node, tuple[Value, Parameter]] = {}
 
@@ -76,9 +86,9 @@ class _Walker:
         output: fx.Node | None = None
         for node in self._graph.nodes:
             if node is inputs[0]:
-                # Two samples: BatchNorm in training mode refuses one.
-                meta = torch.empty((2, *example_input.shape[1:]), device="meta", dtype=torch.float32)
-                self._values[node] = Value(meta, Identities.pinned(meta.shape))
+                shape = (_BATCH, *example_input.shape[1:])
+                meta = torch.empty(shape, device="meta", dtype=torch.float32)
+                self._values[node] = Value.of(meta, Identities.pinned(shape))
             elif node.op == "placeholder":
                 self._values[node] = node.args[0]
             elif node.op == "get_attr":
@@ -91,34 +101,71 @@ class _Walker:
         return self._finish(output)
 
     def _attribute(self, path: str) -> Any:
-        owner: Any = self._meta
+        found: Any = self._model
         for part in path.split("."):
-            owner = getattr(owner, part)
-        if isinstance(owner, nn.Parameter):
-            return Parameter(self._canonical[path], owner)
-        return owner
+            found = getattr(found, part)
+        if isinstance(found, nn.Parameter):
+            return Parameter(self._canonical[path], found.detach().to(device="meta", dtype=torch.float32))
+        return found.detach().cpu() if isinstance(found, Tensor) else found
 
     def _call(self, node: fx.Node) -> Any:
         args = map_aggregate(node.args, lambda a: self._values[a] if isinstance(a, fx.Node) else a)
         kwargs = map_aggregate(node.kwargs, lambda a: self._values[a] if isinstance(a, fx.Node) else a)
         assert isinstance(args, tuple)
         assert isinstance(kwargs, dict)
+        args, kwargs = _by_position(args, dict(kwargs))
         module = self._meta.get_submodule(str(node.target)) if node.op == "call_module" else None
         label = _label(node, module)
+        if module is not None:
+            self._check_module(module, label)
+        held = _held((args, kwargs))
+        self._check_overwritten(held, label)
         output = self._meta_result(node, module, args, kwargs, label)
-        if not _holds_value((args, kwargs)):
-            return output
         if not _holds_tensor(output):  # x.shape, x.size(0), x.dim(): plain numbers
             return output
         site = Site(label, output, str(node.target) if module is not None else "")
-        ids = self._rule(node, module, site)(
-            self._builder, site, *self._module_arguments(node, module), *args, **kwargs
-        )
+        if not any(isinstance(argument, Value) for argument in held):
+            for argument in held:
+                raise site.refuse(
+                    f"it computes with the bare parameter `{argument.name}`",
+                    "Use parameters through layers (Linear, convolution, normalisation, PReLU) only.",
+                )
+            return output  # a constant
+        ids = self._apply(node, module, site, args, kwargs)
         if type(module) is nn.Linear:
             weight = Parameter(self._canonical[f"{node.target}.weight"], module.weight)
             assert isinstance(args[0], Value)
             self._linear_calls[node] = (args[0], weight)
         return _wrap(output, ids)
+
+    def _check_module(self, module: nn.Module, label: str) -> None:
+        site = Site(label, torch.empty(0))
+        if type(module) not in MODULE_RULES:
+            raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise site.refuse("it has forward hooks, which may change what it computes", "Remove the hooks.")
+
+    def _check_overwritten(self, held: list[Any], label: str) -> None:
+        for argument in held:
+            if isinstance(argument, Value) and argument.was_overwritten:
+                raise Site(label, argument.meta).refuse(
+                    "it uses a value (or a view of one) after an in-place operation has overwritten it",
+                    "Use the in-place operation's result, or set inplace=False.",
+                )
+
+    def _apply(
+        self, node: fx.Node, module: nn.Module | None, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        applied = self._rule(node, module, site)
+        try:
+            return applied(self._builder, site, *self._module_arguments(node, module), *args, **kwargs)
+        except BilateralError:
+            raise
+        except Exception as error:  # a form of the call that torch accepts and the rule does not
+            raise site.refuse(
+                f"there is no rule for this form of the call ({error})",
+                "Call it with plain positional arguments, or replace it.",
+            ) from error
 
     def _rule(self, node: fx.Node, module: nn.Module | None, site: Site) -> Callable[..., Any]:
         if module is not None:
@@ -178,12 +225,24 @@ class _Walker:
             )
         head_input, weight = self._linear_calls[result]
         site = Site(f"The head (Linear `{weight.name}`)", self._values[result].meta)
+        if result.kwargs:
+            raise site.refuse("it is called by keyword", "Call it as `self.head(x)`.")
         if head_input.meta.dim() != 2:
             raise site.refuse(f"its input has shape {tuple(head_input.meta.shape)}", "Flatten it to (batch, features).")
+        if len(head_input.meta) != _BATCH:
+            raise site.refuse(
+                f"it gets {len(head_input.meta)} rows for a batch of {_BATCH} samples",
+                "Keep the batch dimension (x.flatten(1), or x.view(x.size(0), -1)).",
+            )
+        if head_input.was_overwritten:
+            raise site.refuse("its input is overwritten in place afterwards", "Leave the head's input as it is.")
         if len(result.users) != 1:
             raise site.refuse("its output is also used inside the network", "Use it as the model's output only.")
         if self._builder.uses[weight.name] != 1:
             raise site.refuse("its weight is shared with another layer", "Give the head a weight of its own.")
+        head = str(result.target)
+        if self._builder.uses[self._canonical.get(f"{head}.bias", "")] > 1:
+            raise site.refuse("its bias is shared with another layer", "Give the head a bias of its own.")
         builder = self._builder
         builder.scales.pin(self._values[result].ids.scale, "output of the network")
         builder.neurons.pin(self._values[result].ids.neuron, "output of the network")
@@ -214,15 +273,26 @@ def _label(node: fx.Node, module: nn.Module | None) -> str:
 
 
 def _to_meta(argument: Any) -> Any:
-    return argument.meta if isinstance(argument, Value | Parameter) else argument
+    if isinstance(argument, Value | Parameter):
+        return argument.meta
+    return argument.to("meta") if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
 
-def _holds_value(arguments: Any) -> bool:
-    found = False
+def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Torch's first argument by position whatever its name, and numpy's names replaced by torch's."""
+    for name in ("input", "tensor"):
+        if not args and name in kwargs:
+            args = (kwargs.pop(name),)
+    return args, {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+
+
+def _held(arguments: Any) -> list[Any]:
+    """All values and parameters inside nested arguments."""
+    found: list[Any] = []
 
     def look(argument: Any) -> Any:
-        nonlocal found
-        found = found or isinstance(argument, Value)
+        if isinstance(argument, Value | Parameter):
+            found.append(argument)
         return argument
 
     map_aggregate(arguments, look)
@@ -240,7 +310,7 @@ def _wrap(output: Any, ids: Any) -> Any:
         assert isinstance(output, Tensor)
         if ids.scale.shape != output.shape:
             raise AssertionError(f"a rule gave identities of shape {ids.scale.shape} for a value of {output.shape}")
-        return Value(output, ids)
+        return Value.of(output, ids)
     if isinstance(ids, Value):
         return ids
     return tuple(_wrap(part, i) for part, i in zip(output, ids, strict=True))

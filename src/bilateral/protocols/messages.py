@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
@@ -27,7 +28,9 @@ class Message:
 
     def check_finite(self, sender: str) -> None:
         for name, tensor in self.tensors():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            # A sum is finite only if all its parts are; only a sum that overflowed needs the slower look.
+            suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
+            if suspect and not bool(torch.isfinite(tensor).all()):
                 raise NumericalRangeError(
                     f"{type(self).__name__} from {sender}: `{name}` holds NaN or infinite values.",
                     remedy="Check that client's data and the learning rate.",
@@ -81,15 +84,16 @@ def aggregate(uploads: Mapping[str, Upload], round_index: int) -> Aggregate:
     for sender, upload in uploads.items():
         if upload.round_index != round_index:
             raise ProtocolError(f"Upload from {sender} is of round {upload.round_index}, expected {round_index}.")
-        if upload.weight <= 0:
+        if not upload.weight > 0:
             raise ProtocolError(f"Upload from {sender} has weight {upload.weight}; expected a positive number.")
         upload.check_finite(sender)
-    first = uploads[min(uploads)]
+    # What most uploads look like is right: the error must name the one that is wrong.
+    (shapes, _), *_ = Counter((u.terms.shape, u.statistics.shape) for u in uploads.values()).most_common(1)
     for sender, upload in uploads.items():
-        upload.expect_shape(sender, "terms", tuple(first.terms.shape))
-        upload.expect_shape(sender, "statistics", tuple(first.statistics.shape))
-    terms = torch.zeros(first.terms.shape, dtype=torch.float64)
-    statistics = torch.zeros(first.statistics.shape, dtype=torch.float64)
+        upload.expect_shape(sender, "terms", tuple(shapes[0]))
+        upload.expect_shape(sender, "statistics", tuple(shapes[1]))
+    terms = torch.zeros(shapes[0], dtype=torch.float64)
+    statistics = torch.zeros(shapes[1], dtype=torch.float64)
     for sender in sorted(uploads):
         terms.add_(uploads[sender].terms, alpha=uploads[sender].weight)
         statistics.add_(uploads[sender].statistics, alpha=uploads[sender].weight)

@@ -7,10 +7,12 @@ standard normal numbers in the shape of the data, which are good enough for a si
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.randomness import Randomness
 
@@ -24,17 +26,19 @@ class Calibration:
 
 
 def calibrate(model: nn.Module, head: str, inputs: Tensor) -> Calibration:
-    """Run `inputs` through the true model in evaluation mode and look at its head."""
+    """Run `inputs` through a copy of the true model and look at its head.
+
+    BatchNorm takes the statistics of the batch, as it does at the clients: before the first rounds the running ones
+    can be off by orders of magnitude. Everything else (dropout) is in evaluation mode.
+    """
+    copied = copy.deepcopy(model).eval()
+    for module in copied.modules():
+        if isinstance(module, _BatchNorm) and len(inputs) > 1:
+            module.train()
     captured: list[Tensor] = []
-    handle = model.get_submodule(head).register_forward_pre_hook(lambda _, args: captured.append(args[0]))
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            logits = model(inputs).double()
-    finally:
-        handle.remove()
-        model.train(was_training)
+    copied.get_submodule(head).register_forward_pre_hook(lambda _, args: captured.append(args[0]))
+    with torch.no_grad():
+        logits = copied(inputs).double()
     spread = float(logits.square().mean().sqrt())
     # A model of all zeros still gets noise: of the size of a target.
     return Calibration(captured[0].double(), spread if spread > 1e-6 else 1.0)

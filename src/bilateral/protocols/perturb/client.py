@@ -120,6 +120,13 @@ class PerturbClient:
         message.expect_shape("the server", "output_directions", (outputs,))
         message.expect_shape("the server", "partition", (outputs,))
         message.check_finite("the server")
+        low, high = int(message.partition.min()), int(message.partition.max())
+        if low < 0 or high >= self._settings.num_partitions:
+            raise ProtocolError(
+                f"PerturbedModel from the server: expected output groups 0 to {self._settings.num_partitions - 1}, "
+                f"got {low} to {high}.",
+                remedy="Both sides must run the same plan.",
+            )
         check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
 
 

@@ -78,9 +78,14 @@ def _noise_size(
     spread: Tensor,
 ) -> float:
     """The factor that brings the noise to `noise_ratio` times the spread of the logits."""
-    carrier = torch.ones(1, dtype=torch.float64)
+    carrier = 1.0
     if settings.noise == "activation":
-        carrier = calibration.head_inputs @ factors[graph.head_input_classes]  # alpha of each calibration sample
-    shape = directions * spread
-    root_mean_square = float(carrier.square().mean().sqrt() * shape.square().mean().sqrt())
-    return settings.noise_ratio * calibration.logit_spread / max(root_mean_square, 1e-12)
+        scale = factors[graph.head_input_classes]
+        alpha, without_cancelling = calibration.head_inputs @ scale, calibration.head_inputs.abs() @ scale
+        # A normalised head input sums to almost 0: noise sized by that alone would dwarf the head's weights.
+        carrier = max(_root_mean_square(alpha), 0.01 * _root_mean_square(without_cancelling)) or 1.0
+    return settings.noise_ratio * calibration.logit_spread / (carrier * _root_mean_square(directions * spread))
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())

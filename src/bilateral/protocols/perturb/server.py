@@ -22,7 +22,6 @@ from bilateral.protocols.perturb.calibration import Calibration, calibrate, norm
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.protocols.perturb.statistics import unscale
 from bilateral.randomness import Randomness, SecureRandomness
 
 CALIBRATE_EVERY = 10
@@ -64,7 +63,7 @@ class PerturbServer:
         graph, randomness = self._graph, self._randomness.child("round", round_index)
         secrets = draw_secrets(graph, self._settings, self._calibrated(round_index), randomness)
         plain = graph.flatten(dict(self._model.named_parameters()), torch.float64)
-        perturbed = (secrets.ratio * plain)[secrets.source]
+        perturbed = (secrets.ratio * plain).index_select(0, secrets.source)
         noise = secrets.output_noise
         if self._settings.noise == "activation":
             weight = perturbed[graph.head_weight.slice].view(graph.head_weight.shape)
@@ -79,7 +78,9 @@ class PerturbServer:
         """Step 2, cross entropy."""
         secrets = self._current(message.round_index, sender)
         outputs = self._graph.num_outputs
-        num_samples = len(message.activation_sum)
+        num_samples = message.activation_sum.numel()
+        if num_samples == 0:
+            raise ProtocolError(f"SoftmaxQuery from {sender} has no samples.", remedy="Leave out clients without data.")
         message.expect_shape(sender, "activation_sum", (num_samples,))
         message.expect_shape(sender, "blinded_exponentials", (num_samples, outputs, outputs - 1))
         message.check_finite(sender)
@@ -107,14 +108,31 @@ class PerturbServer:
                 f"got {tuple(total.terms.shape)}.",
                 remedy="Both sides must run the same plan.",
             )
+        if total.statistics.shape != (self._graph.num_statistics,):
+            raise ProtocolError(
+                f"Expected {self._graph.num_statistics} batch statistics, got {tuple(total.statistics.shape)}.",
+                remedy="Both sides must run the same plan.",
+            )
         combined = (coefficients / total.total_weight) @ total.terms
-        gradient = torch.empty_like(combined)
-        gradient[secrets.source] = combined
-        gradient *= secrets.ratio
-        statistics = unscale(
-            total.statistics / total.total_weight, self._graph, secrets.scale_factors, secrets.exchange
-        )
+        gradient = torch.empty_like(combined).scatter_(0, secrets.source, combined).mul_(secrets.ratio)
+        statistics = self._graph.unscale(total.statistics / total.total_weight, secrets.scale_factors, secrets.exchange)
         return RecoveredUpdate(gradient, statistics)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The current calibration: a resumed run must size its noise as the uninterrupted one does."""
+        if self._calibration is None:
+            return {}
+        interval, measured = self._calibration
+        return {
+            "interval": torch.tensor(interval),
+            "head_inputs": measured.head_inputs,
+            "logit_spread": torch.tensor(measured.logit_spread, dtype=torch.float64),
+        }
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        if tensors:
+            measured = Calibration(tensors["head_inputs"], float(tensors["logit_spread"]))
+            self._calibration = (int(tensors["interval"]), measured)
 
     def effective_eps(self) -> dict[str, Tensor]:
         """The eps with which each BatchNorm acts on the true channels in this round: eps / scale^2.

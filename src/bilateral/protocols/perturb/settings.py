@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,9 +34,9 @@ class PerturbationSettings:
 
     def __post_init__(self) -> None:
         low, high = self.scale_range
-        if not 0 < low <= high:
+        if not 0 < low <= high < math.inf:
             raise PlanError(f"Expected a scale range 0 < low <= high, got ({low}, {high}).", remedy="Try (0.25, 4).")
-        if not self.noise_ratio > 0:
+        if not 0 < self.noise_ratio < math.inf:
             raise PlanError(f"Expected a noise ratio above 0, got {self.noise_ratio}.", remedy="Try 1.")
 
     def check_outputs(self, num_outputs: int) -> None:

@@ -29,22 +29,6 @@ def batch_statistics(model: nn.Module, graph: ScaleGraph) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def unscale(statistics: Tensor, graph: ScaleGraph, scale_factors: Tensor, exchange: Tensor) -> Tensor:
-    """From the client's scaled and permuted channels to the server's: mean / s, variance / s^2, back in order."""
-    plain = statistics.double().clone()
-    offset = 0
-    for layout in graph.statistics:
-        scale, order = scale_factors[layout.scale_classes], positions(layout.axis, exchange)
-        count = len(scale)
-        for power in (1, 2):
-            section = slice(offset, offset + count)
-            moved = torch.empty_like(plain[section])
-            moved[order] = plain[section]
-            plain[section] = moved / scale**power
-            offset += count
-    return plain
-
-
 def update_running_statistics(model: nn.Module, graph: ScaleGraph, statistics: Tensor) -> None:
     """The server's own BatchNorm update with the clients' average, as torch does it after a batch."""
     offset = 0

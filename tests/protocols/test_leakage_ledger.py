@@ -1,0 +1,146 @@
+"""The ledger's leaks, demonstrated: while these tests pass, no document may claim that the leak is closed.
+
+Every attack sees only its adversary's slice of the transcript.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import torch
+from torch import nn
+
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb import cross_entropy
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.server import PerturbServer
+from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.randomness import SeededRandomness
+from reference.harness import randomised, relative_error
+
+torch.set_num_threads(1)
+CLASSES = 6
+
+
+def trained_regressor():
+    """A model that fits its labels well: then labels are almost true outputs."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(100, 5, generator=generator, dtype=torch.float64)
+    teacher = randomised(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, CLASSES)).double(), 1)
+    with torch.no_grad():
+        labels = teacher(inputs) + 0.05 * torch.randn(100, CLASSES, generator=generator, dtype=torch.float64)
+    return teacher, inputs, labels
+
+
+def start(model, settings, shape=(5,)):
+    graph = ScaleGraph.of(model, torch.zeros(1, *shape))
+    return PerturbServer(model, graph, settings, shape, SeededRandomness(3)), graph
+
+
+def test_line_1_a_client_fits_the_group_secrets_with_100_labelled_samples():
+    model, inputs, labels = trained_regressor()
+    for noise in ("activation", "offset"):
+        server, graph = start(model, PerturbationSettings("mse", noise, num_partitions=3))
+        message = server.start_round(0)
+        # The client's slice: the message, its own inputs and labels.
+        mine = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, value in graph.unflatten(message.parameters).items():
+                mine.get_parameter(name).copy_(value)
+            noisy = mine(inputs)
+            alpha = mine[1](mine[0](inputs)).sum(1) if noise == "activation" else torch.ones(100).double()
+        gammas = []
+        for group in range(3):
+            member = message.partition == group
+            regressor = (alpha[:, None] * message.output_directions[member]).reshape(-1)
+            gammas.append(float(regressor @ (noisy - labels)[:, member].reshape(-1) / (regressor @ regressor)))
+        fitted = torch.tensor(gammas, dtype=torch.float64)
+        assert relative_error(fitted, server._secrets.group_secrets) < 0.05
+        predicted = noisy - alpha[:, None] * (fitted[message.partition] * message.output_directions)
+        with torch.no_grad():
+            true = model(inputs)
+        noise_before = float((noisy - true).square().mean().sqrt())
+        assert float((predicted - true).square().mean().sqrt()) < 0.03 * noise_before
+
+
+def softmax_round(partitions, samples=12, classes=CLASSES):
+    model = randomised(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, classes)).double(), 1)
+    settings = PerturbationSettings("ce", num_partitions=partitions)
+    server, graph = start(model, settings)
+    client = PerturbClient("anna", model, graph, settings, SeededRandomness(4))
+    inputs = torch.randn(samples, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    message = server.start_round(0)
+    query = client.train(message, inputs, torch.zeros(samples, dtype=torch.int64), samples)
+    with torch.no_grad():
+        true = torch.softmax(model(inputs), 1)
+    return server, client, message, query, true
+
+
+def test_line_2_a_client_solves_for_the_group_blinders_and_reads_every_softmax():
+    server, client, message, query, true = softmax_round(partitions=3)
+    reply = server.answer("anna", query)
+    # The client's slice: the message, the reply and its own blinders.
+    got = cross_entropy.unblind(reply, client._pending.blinders)
+    # sum_i p*_i (1 - xi_s q_i) = 1 for every sample: linear in xi.
+    coefficients = torch.stack([got.corrected[:, message.partition == s].sum(1) for s in range(3)], 1)
+    xi = torch.linalg.lstsq(coefficients, (got.blinded.sum(1) - 1)[:, None]).solution[:, 0]
+    read = got.blinded - xi[message.partition] * got.corrected
+    assert relative_error(xi, server._secrets.group_blinders) < 1e-6
+    assert float((read - true).abs().max()) < 1e-6
+
+
+def exponentials_from_query(blinded):
+    """z up to a factor, from mu_ij = z_j / z_i + lambda_i alone.
+
+    mu_ij - mu_ik = (z_j - z_k) / z_i has no lambda, so  z_i (mu_ij - mu_ik) - z_j + z_k = 0  for all different
+    i, j, k: a homogeneous linear system whose one solution is z.
+    """
+    classes = len(blinded)
+    mu = {(i, j): blinded[i, j - (j > i)] for i in range(classes) for j in range(classes) if i != j}
+    rows = []
+    for i, j, k in itertools.permutations(range(classes), 3):
+        row = torch.zeros(classes, dtype=torch.float64)
+        row[i], row[j], row[k] = mu[i, j] - mu[i, k], -1.0, 1.0
+        rows.append(row / row.norm())
+    solution = torch.linalg.svd(torch.stack(rows)).Vh[-1]
+    return solution / solution.sum()
+
+
+def test_line_8_the_server_reads_every_softmax_from_the_query():
+    server, _, _, query, true = softmax_round(partitions=2)
+    # The server's slice: the query and its own secrets.
+    noise = query.activation_sum[:, None] * server._secrets.output_noise
+    noisy = torch.stack([exponentials_from_query(sample) for sample in query.blinded_exponentials])
+    read = noisy * torch.exp(-noise)
+    read = read / read.sum(1, keepdim=True)
+    assert float((read - true).abs().max()) < 1e-6
+
+
+def test_line_8_holds_for_three_classes_and_tells_the_server_the_clients_blinders():
+    server, client, _, query, true = softmax_round(partitions=1, classes=3)
+    for number, sample in enumerate(query.blinded_exponentials):
+        z = exponentials_from_query(sample)
+        lambdas = torch.stack([sample[i, 0] - z[0 if i else 1] / z[i] for i in range(3)])
+        assert relative_error(lambdas, client._pending.blinders.values[number]) < 1e-6
+        read = z * torch.exp(-query.activation_sum[number] * server._secrets.output_noise)
+        assert float((read / read.sum() - true[number]).abs().max()) < 1e-6
+
+
+def test_line_8_two_classes_give_the_server_no_equation():
+    """With two classes every difference mu_ij - mu_ik is empty: here, and only here, lambda hides something."""
+    _, _, _, query, _ = softmax_round(partitions=1, classes=2)
+    assert query.blinded_exponentials.shape == (12, 2, 1)
+
+
+def test_line_7_path_products_of_weights_survive_scaling():
+    """What a client can compute from two rounds without knowing any secret: products along paths, up to order."""
+    model = randomised(nn.Sequential(nn.Linear(1, 6, bias=False), nn.ReLU(), nn.Linear(6, 2)).double(), 1)
+    server, graph = start(model, PerturbationSettings("mse", "offset"), (1,))
+
+    def path_products(message):
+        named = graph.unflatten(message.parameters)
+        return torch.sort(named["2.weight"][0] * named["0.weight"][:, 0]).values
+
+    first, second = path_products(server.start_round(0)), path_products(server.start_round(1))
+    assert relative_error(first, second) < 1e-12
