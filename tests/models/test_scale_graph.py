@@ -97,8 +97,6 @@ def test_a_head_whose_output_is_used_twice_is_refused():
 
 
 def test_a_head_that_shares_its_weight_is_refused():
-    model = flat_net(lambda m, x: x, head2=nn.Linear(5, 8))
-    model.first.weight = nn.Parameter(torch.randn(4, 5))
     model = Net(lambda m, x: m.head(F.relu(m.first(x))), first=nn.Linear(4, 4), head=nn.Linear(4, 4))
     model.head.weight = model.first.weight
     with pytest.raises(ModelError, match="weight is shared"):
