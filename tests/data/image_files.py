@@ -114,6 +114,4 @@ def write_mnist_idx(folder, tiny, suffix="", joint="-"):
 
 
 def write_npz(path, tiny, **extra):
-    np.savez(
-        path, x_train=tiny.x_train, y_train=tiny.y_train, x_test=tiny.x_test, y_test=tiny.y_test, **extra
-    )
+    np.savez(path, x_train=tiny.x_train, y_train=tiny.y_train, x_test=tiny.x_test, y_test=tiny.y_test, **extra)

@@ -161,9 +161,7 @@ def test_normalisation_uses_the_channels_of_the_kept_train_split(tmp_path, cifar
 def test_subsets_are_balanced_and_repeatable(tmp_path, rng):
     tiny = files.tiny_set(rng, num_train=100, num_test=50, size=8)
     files.write_npz(tmp_path / "svhn.npz", tiny)
-    first, again, other = (
-        load_dataset("svhn", tmp_path, num_train=30, num_test=20, seed=seed) for seed in (0, 0, 1)
-    )
+    first, again, other = (load_dataset("svhn", tmp_path, num_train=30, num_test=20, seed=seed) for seed in (0, 0, 1))
     assert torch.bincount(first.train.targets).tolist() == [3] * 10
     assert torch.bincount(first.test.targets).tolist() == [2] * 10
     assert torch.equal(first.train.inputs, again.train.inputs)
@@ -276,9 +274,7 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
 
 
-@pytest.mark.parametrize(
-    "damage", [truncate, lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\x93?" * 99)]
-)
+@pytest.mark.parametrize("damage", [truncate, lambda p: p.write_bytes(b""), lambda p: p.write_bytes(b"\x93?" * 99)])
 @pytest.mark.parametrize(
     "form",
     [

@@ -95,9 +95,7 @@ def test_impossible_numbers_of_clients_are_refused(kind, num_clients):
         partition(labelled(10), kind, num_clients, SeededRandomness(0))
 
 
-@pytest.mark.parametrize(
-    "weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]]
-)
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]])
 def test_proportions_must_be_positive_and_one_per_client(weights):
     with pytest.raises(DataError, match="2 positive proportions"):
         partition(labelled(10), "iid", 2, SeededRandomness(0), proportions=weights)

@@ -58,9 +58,7 @@ def test_embedded_sets_load_without_any_directory(no_data_variable, name, kind, 
 
 
 def test_flat_digits_are_the_same_pixels_as_vectors():
-    assert torch.equal(
-        load_dataset("digits", flat=True).train.inputs, load_dataset("digits").train.inputs.flatten(1)
-    )
+    assert torch.equal(load_dataset("digits", flat=True).train.inputs, load_dataset("digits").train.inputs.flatten(1))
 
 
 def test_diabetes_target_is_standardised_by_the_train_split():
@@ -74,9 +72,7 @@ def test_all_names_are_listed():
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones_and_the_closest():
-    with pytest.raises(
-        DataError, match=r'digits, .*aptos, got "breast_cancr"\. Did you mean "breast-cancer"\?'
-    ):
+    with pytest.raises(DataError, match=r'digits, .*aptos, got "breast_cancr"\. Did you mean "breast-cancer"\?'):
         load_dataset("breast_cancr")
 
 
@@ -89,9 +85,7 @@ def test_an_unknown_option_is_answered_with_the_accepted_ones():
 
 @pytest.mark.parametrize("name", FILE_BASED)
 def test_without_a_directory_the_error_says_what_to_get_and_how_to_point_to_it(no_data_variable, name):
-    with pytest.raises(
-        MissingDataError, match=r"no data directory.*Get them from .*--data-dir.*BILATERAL_DATA"
-    ):
+    with pytest.raises(MissingDataError, match=r"no data directory.*Get them from .*--data-dir.*BILATERAL_DATA"):
         load_dataset(name)
 
 
@@ -108,9 +102,7 @@ def test_a_directory_that_does_not_exist_is_named(tmp_path):
 
 
 def test_the_error_for_bank_marketing_names_files_and_source(tmp_path):
-    with pytest.raises(
-        MissingDataError, match=r"bank-additional-full\.csv.*UCI Machine Learning Repository, Bank"
-    ):
+    with pytest.raises(MissingDataError, match=r"bank-additional-full\.csv.*UCI Machine Learning Repository, Bank"):
         load_dataset("bank-marketing", tmp_path)
 
 
@@ -136,9 +128,7 @@ def test_a_users_function_is_held_to_the_same_promises(user_module):
     user_module.bad_names = lambda: toy(class_names=("one",))
     user_module.constant = 3
     user_module.picky = lambda site: toy(name=site)
-    with pytest.raises(
-        DataError, match=r'"users_own_data:no_dataset" to return a bilateral.data.Dataset, got list'
-    ):
+    with pytest.raises(DataError, match=r'"users_own_data:no_dataset" to return a bilateral.data.Dataset, got list'):
         load_dataset("users_own_data:no_dataset")
     with pytest.raises(DataError, match="Expected 2 class names"):
         load_dataset("users_own_data:bad_names")

@@ -33,8 +33,7 @@ def additional_row(age, duration, job="admin.", answer="no"):
 
 def full_row(age, balance, answer="no"):
     return (
-        f'{age};"admin.";"single";"unknown";"no";{balance};"no";"no";"cellular";5;"may";90;1;-1;0;"unknown";'
-        f'"{answer}"'
+        f'{age};"admin.";"single";"unknown";"no";{balance};"no";"no";"cellular";5;"may";90;1;-1;0;"unknown";"{answer}"'
     )
 
 
@@ -47,9 +46,7 @@ def write(path, *lines):
 def twenty_customers():
     """Ages 30 to 49, two jobs by turns, durations 10 times the age; every fifth says yes."""
     return [
-        additional_row(
-            30 + i, 10 * (30 + i), job="admin." if i % 2 else "retired", answer="no" if i % 5 else "yes"
-        )
+        additional_row(30 + i, 10 * (30 + i), job="admin." if i % 2 else "retired", answer="no" if i % 5 else "yes")
         for i in range(20)
     ]
 

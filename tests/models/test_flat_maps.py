@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.reference.flat_maps import slow_ratio, slow_source, slow_unscale
 from torch import nn
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.randomness import SeededRandomness
-from tests.reference.flat_maps import slow_ratio, slow_source, slow_unscale
 
 
 class _Everything(nn.Module):

@@ -12,7 +12,7 @@ from bilateral.errors import ModelError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.protocols.perturb.statistics import (
+from bilateral.protocols.statistics import (
     batch_statistics,
     collect_batch_statistics,
     scaled_buffers,

@@ -6,20 +6,19 @@ counts. It speaks the same messages as the protections, so that both run in the 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee, Leak
+from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload
 from bilateral.protocols.perturb.settings import Loss
-from bilateral.protocols.perturb.statistics import batch_statistics, collect_batch_statistics
 
 GUARANTEE = Guarantee(
     "fedavg",
@@ -56,7 +55,6 @@ class FedAvgServer:
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         return RecoveredUpdate(total.terms[0] / total.total_weight, total.statistics / total.total_weight)
 
-
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
 
@@ -67,39 +65,27 @@ class FedAvgServer:
 class FedAvgClient:
     """Computes the gradient of its batch."""
 
-    def __init__(self, name: str, model: nn.Module, graph: ScaleGraph, loss: Loss) -> None:
+    def __init__(
+        self, name: str, model: nn.Module, graph: ScaleGraph, loss: Loss, *, channels_last: bool | None = None
+    ) -> None:
         self.name = name
-        self._model = copy.deepcopy(model).train()
-        collect_batch_statistics(self._model)
+        self._model = LocalModel(model, graph, channels_last=channels_last)
         self._graph = graph
         self._loss = loss
-        own = dict(self._model.named_parameters())
-        self._parameters = [own[p.name] for p in graph.parameters]
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
         message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
         check_batch(self.name, inputs, targets, self._graph, self._loss)
-        values = self._graph.unflatten(message.parameters)
-        with torch.no_grad():
-            for layout, parameter in zip(self._graph.parameters, self._parameters, strict=True):
-                parameter.copy_(values[layout.name])
-        outputs = self._model(inputs)
-        if not bool(torch.isfinite(outputs).all()):
-            raise NumericalRangeError(
-                f"{self.name}: the model's outputs are NaN or infinite in round {message.round_index}.",
-                remedy="Check the inputs, or lower the learning rate.",
-            )
+        self._model.load(message.parameters)
+        outputs = self._model.run(self.name, message.round_index, inputs)
         lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
-        trained = [p for p in self._parameters if p.requires_grad]
+        trained = [p for p in self._model.parameters if p.requires_grad]
         found = dict(zip(trained, torch.autograd.grad(lost, trained, allow_unused=True), strict=True))
-        gradients = [found.get(p) for p in self._parameters]
-        flat = torch.cat(
-            [
-                torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
-                for p, g in zip(self._parameters, gradients, strict=True)
-            ]
-        )
-        return Upload(message.round_index, weight, flat[None], batch_statistics(self._model, self._graph))
+        parts = []
+        for p in self._model.parameters:
+            gradient = found.get(p)
+            parts.append(torch.zeros(p.numel(), dtype=p.dtype) if gradient is None else gradient.reshape(-1))
+        return Upload(message.round_index, weight, torch.cat(parts)[None], self._model.batch_statistics())
 
     def receive(self, message: Message) -> Upload:
         raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedAvg has no exchange in a round.")

@@ -70,8 +70,17 @@ def make_model(name: str, dtype: torch.dtype, options: dict[str, Any], shape: tu
     return build_model(name, input_shape=shape, num_outputs=CLASSES, seed=0, **options).to(dtype)
 
 
-def make_bed(model: nn.Module, graph: ScaleGraph, settings: PerturbationSettings, batch: Batch, seed: int = 0) -> Bed:
+def make_bed(
+    model: nn.Module,
+    graph: ScaleGraph,
+    settings: PerturbationSettings,
+    batch: Batch,
+    seed: int = 0,
+    channels_last: bool | None = None,
+) -> Bed:
     shape = tuple(batch.inputs.shape[1:])
-    server = PerturbServer(model, graph, settings, shape, SeededRandomness(seed, "server"), batch.inputs[:16])
-    client = PerturbClient("bench", model, graph, settings, SeededRandomness(seed, "client"))
+    server = PerturbServer(model, graph, settings, shape, SeededRandomness(seed, "server"), batch.inputs[:8])
+    client = PerturbClient(
+        "bench", model, graph, settings, SeededRandomness(seed, "client"), channels_last=channels_last
+    )
     return Bed(model, graph, settings, server, client)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from bilateral.bench.bed import CLASSES, Batch, make_batch, make_bed, make_model
+from bilateral.bench.gates import ImposeGates, RecordGates
 from bilateral.bench.oracle import oracle_gradient, plain_gradient
 from bilateral.learning.training import relative_difference
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.messages import aggregate
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings
 
 BATCH_SIZE = 8
@@ -64,16 +68,15 @@ def _network_rows(
 def _row(
     model: torch.nn.Module, graph: ScaleGraph, settings: PerturbationSettings, batch: Batch, options: dict[str, Any]
 ) -> dict[str, Any]:
+    dtype = str(batch.inputs.dtype).removeprefix("torch.")
+    targets = batch.targets(settings.loss, CLASSES)
     bed = make_bed(model, graph, settings, batch)
     recovered = bed.recovered(batch).gradient
-    targets = batch.targets(settings.loss, CLASSES)
     eps = bed.server.effective_eps()
     true = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, eps)
-    own_eps = {name: torch.full_like(e, 1e-5) for name, e in eps.items()}
-    unperturbed = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, own_eps)
-    plain = plain_gradient(model, graph, batch.inputs, targets, settings.loss)
-    dtype = str(batch.inputs.dtype).removeprefix("torch.")
     error = relative_difference(recovered, true)
+    gated, num_flipped = _error_with_the_clients_gates(model, graph, settings, batch)
+    plain, plain_gated = _plain_errors(model, graph, settings.loss, batch)
     return {
         "batch_norm": bool(options.get("batch_norm", False)),
         "shortcut": options.get("shortcut", ""),
@@ -82,7 +85,40 @@ def _row(
         "partitions": settings.num_partitions,
         "dtype": dtype,
         "relative_error": error,
-        "plain_relative_error": relative_difference(plain, unperturbed),
+        "relative_error_same_gates": gated,
+        "flipped_gates": num_flipped,
+        "plain_relative_error": plain,
+        "plain_relative_error_same_gates": plain_gated,
         "limit": LIMITS[dtype],
         "within_limit": error <= LIMITS[dtype],
+        "within_limit_same_gates": gated <= LIMITS[dtype],
     }
+
+
+def _error_with_the_clients_gates(
+    model: torch.nn.Module, graph: ScaleGraph, settings: PerturbationSettings, batch: Batch
+) -> tuple[float, int]:
+    """The error against an oracle whose ReLUs are open where the client's are, and how many that changes.
+
+    Channels keep their places here, so that the client's gates are in the oracle's order.
+    """
+    bed = make_bed(model, graph, replace(settings, permute=False), batch, seed=1)
+    opening = bed.server.start_round(0)
+    with RecordGates() as recorded:
+        upload = bed.client_step(opening, batch)
+    recovered = bed.server.recover(aggregate({"bench": upload}, 0)).gradient
+    targets = batch.targets(settings.loss, CLASSES)
+    with ImposeGates(recorded.gates) as imposed:
+        true = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, bed.server.effective_eps())
+    return relative_difference(recovered, true), imposed.num_flipped
+
+
+def _plain_errors(model: torch.nn.Module, graph: ScaleGraph, loss: Loss, batch: Batch) -> tuple[float, float]:
+    """What ordinary autograd in this dtype reaches without any protection, against the same oracle."""
+    targets = batch.targets(loss, CLASSES)
+    with RecordGates() as recorded:
+        plain = plain_gradient(copy.deepcopy(model), graph, batch.inputs, targets, loss)
+    true = oracle_gradient(model, graph, batch.inputs, targets, loss, {})
+    with ImposeGates(recorded.gates):
+        gated = oracle_gradient(model, graph, batch.inputs, targets, loss, {})
+    return relative_difference(plain, true), relative_difference(plain, gated)

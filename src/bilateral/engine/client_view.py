@@ -14,7 +14,7 @@ from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import Training, relative_difference
 from bilateral.models.coverage import coverage
 from bilateral.protocols.perturb.messages import PerturbedModel
-from bilateral.protocols.perturb.statistics import collect_batch_statistics
+from bilateral.protocols.statistics import collect_batch_statistics
 
 
 @dataclass(frozen=True)

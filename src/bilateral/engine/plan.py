@@ -74,6 +74,12 @@ class TrainingPlan(_Section):
     evaluate_every: int = Field(default=10, ge=1)
     checkpoint_every: int = Field(default=10, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
+    memory_format: Literal["auto", "default", "channels_last"] = "auto"
+
+    @property
+    def channels_last(self) -> bool | None:
+        """None leaves the choice to the client (`prefers_channels_last`)."""
+        return None if self.memory_format == "auto" else self.memory_format == "channels_last"
 
     def optimiser_settings(self) -> OptimiserSettings:
         return OptimiserSettings(

@@ -25,7 +25,7 @@ from bilateral.protocols.perturb.server import PerturbServer, guarantee
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
-NUM_CALIBRATION_SAMPLES = 16
+NUM_CALIBRATION_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,10 @@ def build_training(
     halves: list[ClientHalf]
     if protection == "fedavg":
         server = FedAvgServer(model, graph)
-        halves = [FedAvgClient(c.name, model, graph, federation.loss) for c in federation.clients]
+        halves = [
+            FedAvgClient(c.name, model, graph, federation.loss, channels_last=plan.training.channels_last)
+            for c in federation.clients
+        ]
         stated = FEDAVG_GUARANTEE
     else:
         settings = plan.perturbation.settings(federation.loss)
@@ -126,7 +129,15 @@ def build_training(
             federation.test.inputs[:NUM_CALIBRATION_SAMPLES],
         )
         halves = [
-            PerturbClient(c.name, model, graph, settings, secrets.child("client", c.name)) for c in federation.clients
+            PerturbClient(
+                c.name,
+                model,
+                graph,
+                settings,
+                secrets.child("client", c.name),
+                channels_last=plan.training.channels_last,
+            )
+            for c in federation.clients
         ]
         stated = guarantee(settings)
     clients = [

@@ -15,7 +15,7 @@ from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Upload, aggregate
-from bilateral.protocols.perturb.statistics import update_running_statistics
+from bilateral.protocols.statistics import update_running_statistics
 
 SERVER = "server"
 Record = Callable[[int, str, str, Message], None]

@@ -7,20 +7,17 @@
 
 from __future__ import annotations
 
-import copy
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
+from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.protocols.perturb.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -35,30 +32,21 @@ class PerturbClient:
         graph: ScaleGraph,
         settings: PerturbationSettings,
         randomness: Randomness | None = None,
+        *,
+        channels_last: bool | None = None,
     ) -> None:
         self.name = name
-        self._model = copy.deepcopy(model).train()
-        collect_batch_statistics(self._model)
+        self._model = LocalModel(model, graph, channels_last=channels_last)
         self._graph = graph
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
-        own = dict(self._model.named_parameters())
-        self._parameters = [own[p.name] for p in graph.parameters]
-        head = self._model.get_submodule(graph.head)
-        assert isinstance(head, nn.Linear)
-        self._head = head
         self._pending: _Pending | None = None
 
     def train(self, message: PerturbedModel, inputs: Tensor, targets: Tensor, weight: int) -> SoftmaxQuery | Upload:
         """Step 1. `targets`: class numbers for cross entropy, (batch, outputs) for MSE. `weight`: see `Upload`."""
         self._check(message, inputs, targets)
-        self._load(message)
-        passed = forward(self._model, self._head, inputs)
-        if not bool(torch.isfinite(passed.outputs).all()):
-            raise NumericalRangeError(
-                f"{self.name}: the model's outputs are NaN or infinite in round {message.round_index}.",
-                remedy="Check the inputs, or lower the learning rate.",
-            )
+        self._model.load(message.parameters)
+        passed = forward(self._model, self.name, message.round_index, inputs)
         activation_sum = passed.head_inputs.detach().double().sum(1)
         if self._settings.loss == "mse":
             error = passed.outputs - targets.to(passed.outputs.dtype)
@@ -103,16 +91,10 @@ class PerturbClient:
         return self._upload(message.round_index, pending.passed, cotangents, pending.weight)
 
     def _upload(self, round_index: int, passed: ForwardPass, cotangents: scheme.Cotangents, weight: int) -> Upload:
-        terms = term_gradients(self._parameters, self._head, passed, cotangents)
-        upload = Upload(round_index, weight, terms, batch_statistics(self._model, self._graph))
+        terms = term_gradients(self._model, passed, cotangents)
+        upload = Upload(round_index, weight, terms, self._model.batch_statistics())
         upload.check_finite(self.name)
         return upload
-
-    def _load(self, message: PerturbedModel) -> None:
-        values = self._graph.unflatten(message.parameters)
-        with torch.no_grad():
-            for layout, parameter in zip(self._graph.parameters, self._parameters, strict=True):
-                parameter.copy_(values[layout.name])
 
     def _check(self, message: PerturbedModel, inputs: Tensor, targets: Tensor) -> None:
         outputs = self._graph.num_outputs

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.secrets import draw_scaling
-from bilateral.protocols.perturb.statistics import scaled_buffers
+from bilateral.protocols.statistics import scaled_buffers
 from bilateral.randomness import Randomness
 
 

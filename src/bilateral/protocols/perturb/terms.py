@@ -7,12 +7,13 @@ network's Jacobian with `c W + c_alpha`: one backward pass a term through the bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.perturb.scheme import Cotangents
 
 
@@ -24,49 +25,53 @@ class ForwardPass:
     outputs: Tensor
 
 
-def forward(model: nn.Module, head: nn.Linear, inputs: Tensor) -> ForwardPass:
+def forward(model: LocalModel, client: str, round_index: int, inputs: Tensor) -> ForwardPass:
     """Run the model, keeping the head's inputs."""
     captured: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, args: captured.append(args[0]))
+    handle = model.head.register_forward_pre_hook(lambda _, args: captured.append(args[0]))
     try:
-        outputs = model(inputs)
+        outputs = model.run(client, round_index, inputs)
     finally:
         handle.remove()
     return ForwardPass(captured[0], outputs.detach())
 
 
-def term_gradients(
-    parameters: Sequence[nn.Parameter], head: nn.Linear, passed: ForwardPass, cotangents: Cotangents
-) -> Tensor:
-    """Terms x parameters, in the order of `parameters`."""
-    h = passed.head_inputs
+def term_gradients(model: LocalModel, passed: ForwardPass, cotangents: Cotangents) -> Tensor:
+    """Terms x parameters, in the flat order."""
+    h, head = passed.head_inputs, model.head
     outputs = cotangents.outputs.to(h.dtype)
     below_head = outputs @ head.weight.detach()
     if cotangents.activation_sum is not None:
         below_head = below_head + cotangents.activation_sum.to(h.dtype)[:, :, None]
-    body = [p for p in parameters if p is not head.weight and p is not head.bias and p.requires_grad]
-    rows = [
-        _body_gradients(h, body, cotangent, last=k == len(below_head) - 1) for k, cotangent in enumerate(below_head)
+    body: list[Tensor] = [
+        p for p in model.parameters if p is not head.weight and p is not head.bias and p.requires_grad
     ]
     head_weight = outputs.transpose(1, 2) @ h.detach()
     head_bias = outputs.sum(1)
-    terms = torch.empty(len(below_head), sum(p.numel() for p in parameters), dtype=h.dtype)
-    for row, found, weight, bias in zip(terms, rows, head_weight, head_bias, strict=True):
-        offset = 0
-        for p in parameters:
-            target = row[offset : offset + p.numel()]
-            gradient = weight if p is head.weight else bias if p is head.bias else found.get(p)
-            if gradient is None:
-                target.zero_()
-            else:
-                target.copy_(gradient.reshape(-1))
-            offset += p.numel()
+    terms = torch.empty(len(below_head), sum(p.numel() for p in model.parameters), dtype=h.dtype)
+    for k, row in enumerate(terms):
+        found = _body_gradients(h, body, below_head[k], last=k == len(terms) - 1)
+        found[head.weight] = head_weight[k]
+        if head.bias is not None:
+            found[head.bias] = head_bias[k]
+        _write(row, model.parameters, found)
     return terms
 
 
-def _body_gradients(
-    h: Tensor, body: list[nn.Parameter], cotangent: Tensor, *, last: bool
-) -> dict[nn.Parameter, Tensor]:
+def _write(row: Tensor, parameters: Sequence[nn.Parameter], gradients: Mapping[Tensor, Tensor]) -> None:
+    """Lay gradients end to end; a parameter without one (frozen, or not used) has gradient 0."""
+    offset = 0
+    for p in parameters:
+        target = row[offset : offset + p.numel()].view(p.shape)
+        gradient = gradients.get(p) if p.requires_grad else None
+        if gradient is None:
+            target.zero_()
+        else:
+            target.copy_(gradient)
+        offset += p.numel()
+
+
+def _body_gradients(h: Tensor, body: list[Tensor], cotangent: Tensor, *, last: bool) -> dict[Tensor, Tensor]:
     if not body or not h.requires_grad:
         return {}
     gradients = torch.autograd.grad(h, body, cotangent, retain_graph=not last, allow_unused=True)

@@ -1,0 +1,73 @@
+"""A client's own module: filled with the parameters of a round, run on a batch, asked for its batch statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from bilateral.errors import NumericalRangeError
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
+
+
+def prefers_channels_last(model: nn.Module) -> bool:
+    """Whether to run a network in channels-last format: faster than torch's default (`bench client-step` has both).
+
+    Only where every convolution is a plain Conv2d: torch's CPU library writes past a buffer in the channels-last
+    backward pass of strided 1x1 convolutions with few channels (oneDNN issue 6035), and grouped ones gain nothing.
+    And not with BatchNorm, whose channels-last kernel sums in float32 (the default one in float64): twice the error.
+    """
+    modules = list(model.modules())
+    convolutions = [m for m in modules if isinstance(m, nn.modules.conv._ConvNd)]
+    normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
+    return bool(convolutions) and not normalised and all(_is_plain(m) for m in convolutions)
+
+
+def _is_plain(layer: nn.modules.conv._ConvNd) -> bool:
+    one_by_one = set(layer.kernel_size) == {1}
+    strided = set(layer.stride) != {1}
+    blocks_of_channels = layer.in_channels % 16 == 0
+    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and (blocks_of_channels or not (one_by_one and strided))
+
+
+class LocalModel:
+    """A copy of an architecture in training mode, in the memory format that `prefers_channels_last` says."""
+
+    def __init__(self, model: nn.Module, graph: ScaleGraph, *, channels_last: bool | None = None) -> None:
+        self.module = copy.deepcopy(model).train()
+        collect_batch_statistics(self.module)
+        if channels_last is None:
+            channels_last = prefers_channels_last(self.module)
+        self._format = torch.channels_last if channels_last else torch.contiguous_format
+        if channels_last:
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._graph = graph
+        own = dict(self.module.named_parameters())
+        self.parameters = [own[p.name] for p in graph.parameters]
+        head = self.module.get_submodule(graph.head)
+        assert isinstance(head, nn.Linear)
+        self.head = head
+
+    def load(self, parameters: Tensor) -> None:
+        """Take over a flat vector of parameters."""
+        values = self._graph.unflatten(parameters)
+        with torch.no_grad():
+            for layout, parameter in zip(self._graph.parameters, self.parameters, strict=True):
+                parameter.copy_(values[layout.name])
+
+    def run(self, client: str, round_index: int, inputs: Tensor) -> Tensor:
+        """Outputs with their graph; NaN and infinities are refused by the client's name."""
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=self._format)
+        outputs: Tensor = self.module(inputs)
+        if not bool(torch.isfinite(outputs).all()):
+            raise NumericalRangeError(
+                f"{client}: the model's outputs are NaN or infinite in round {round_index}.",
+                remedy="Check the inputs, or lower the learning rate.",
+            )
+        return outputs
+
+    def batch_statistics(self) -> Tensor:
+        return batch_statistics(self.module, self._graph)
