@@ -25,7 +25,7 @@ from bilateral.protocols.perturb.server import PerturbServer, guarantee
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
-NUM_CALIBRATION_SAMPLES = 8
+NUM_CALIBRATION_SAMPLES = 4
 
 
 @dataclass(frozen=True)

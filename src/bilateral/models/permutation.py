@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -38,14 +39,25 @@ class NeuronCells:
     def draw(self, randomness: Randomness) -> Tensor:
         """A random exchange: at the place of neuron `n` the perturbed network has neuron `draw[n]`."""
         exchange = torch.arange(self.num_neurons)
-        for cell in self.free_cells:
-            exchange[cell] = cell[randomness.permutation(len(cell))]
+        members, cell_of_member = self._free_members
+        # Sorting a shuffled list by cell (stably) shuffles every cell at once.
+        shuffle = randomness.permutation(len(members))
+        within_cells = shuffle[torch.argsort(cell_of_member[shuffle], stable=True)]
+        exchange[members] = members[within_cells]
         for groups in self.exchangeable_groups:
             targets = randomness.permutation(len(groups)).tolist()
             for group, target in zip(groups, targets, strict=True):
                 for cell, target_cell in zip(group, groups[target], strict=True):
                     exchange[cell] = target_cell[randomness.permutation(len(cell))]
         return exchange
+
+    @cached_property
+    def _free_members(self) -> tuple[Tensor, Tensor]:
+        """All members of free cells, cell after cell, and the number of each one's cell."""
+        if not self.free_cells:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        sizes = torch.tensor([len(cell) for cell in self.free_cells])
+        return torch.cat(self.free_cells), torch.repeat_interleave(torch.arange(len(sizes)), sizes)
 
     @property
     def num_movable(self) -> int:

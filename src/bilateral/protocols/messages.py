@@ -92,9 +92,10 @@ def aggregate(uploads: Mapping[str, Upload], round_index: int) -> Aggregate:
     for sender, upload in uploads.items():
         upload.expect_shape(sender, "terms", tuple(shapes[0]))
         upload.expect_shape(sender, "statistics", tuple(shapes[1]))
-    terms = torch.zeros(shapes[0], dtype=torch.float64)
-    statistics = torch.zeros(shapes[1], dtype=torch.float64)
-    for sender in sorted(uploads):
+    first, *others = sorted(uploads)
+    terms = uploads[first].terms.to(torch.float64, copy=True).mul_(uploads[first].weight)
+    statistics = uploads[first].statistics.to(torch.float64, copy=True).mul_(uploads[first].weight)
+    for sender in others:
         terms.add_(uploads[sender].terms, alpha=uploads[sender].weight)
         statistics.add_(uploads[sender].statistics, alpha=uploads[sender].weight)
     return Aggregate(round_index, sum(u.weight for u in uploads.values()), terms, statistics)

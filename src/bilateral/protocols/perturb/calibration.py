@@ -25,23 +25,30 @@ class Calibration:
     logit_spread: float
 
 
-def calibrate(model: nn.Module, head: str, inputs: Tensor) -> Calibration:
-    """Run `inputs` through a copy of the true model and look at its head.
+class Calibrator:
+    """Looks at the true model through a copy of its own, so that the model itself is not touched.
 
     BatchNorm takes the statistics of the batch, as it does at the clients: before the first rounds the running ones
     can be off by orders of magnitude. Everything else (dropout) is in evaluation mode.
     """
-    copied = copy.deepcopy(model).eval()
-    for module in copied.modules():
-        if isinstance(module, _BatchNorm) and len(inputs) > 1:
-            module.train()
-    captured: list[Tensor] = []
-    copied.get_submodule(head).register_forward_pre_hook(lambda _, args: captured.append(args[0]))
-    with torch.no_grad():
-        logits = copied(inputs).double()
-    spread = float(logits.square().mean().sqrt())
-    # A model of all zeros still gets noise: of the size of a target.
-    return Calibration(captured[0].double(), spread if spread > 1e-6 else 1.0)
+
+    def __init__(self, model: nn.Module, head: str, inputs: Tensor) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._copy = copy.deepcopy(model).eval()
+        for module in self._copy.modules():
+            if isinstance(module, _BatchNorm) and len(inputs) > 1:
+                module.train()
+        self._captured: list[Tensor] = []
+        self._copy.get_submodule(head).register_forward_pre_hook(lambda _, args: self._captured.append(args[0]))
+
+    def measure(self) -> Calibration:
+        self._copy.load_state_dict(self._model.state_dict())
+        with torch.no_grad():
+            logits = self._copy(self._inputs).double()
+        spread = float(logits.square().mean().sqrt())
+        # A model of all zeros still gets noise: of the size of a target.
+        return Calibration(self._captured.pop().double(), spread if spread > 1e-6 else 1.0)
 
 
 def normal_inputs(input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:

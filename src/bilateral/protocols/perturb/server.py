@@ -18,7 +18,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb import cross_entropy, scheme
-from bilateral.protocols.perturb.calibration import Calibration, calibrate, normal_inputs
+from bilateral.protocols.perturb.calibration import Calibration, Calibrator, normal_inputs
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -52,9 +52,9 @@ class PerturbServer:
         self._randomness = randomness or SecureRandomness()
         if calibration_inputs is None:
             calibration_inputs = normal_inputs(input_shape, self._randomness.child("calibration"))
-        self._calibration_inputs = calibration_inputs
-        self._calibration: tuple[int, Calibration] | None = None
         self._dtype = next(iter(model.parameters())).dtype
+        self._calibrator = Calibrator(model, graph.head, calibration_inputs.to(self._dtype))
+        self._calibration: tuple[int, Calibration] | None = None
         self._secrets: RoundSecrets | None = None
         self._round_index = -1
 
@@ -149,9 +149,7 @@ class PerturbServer:
 
     def _calibrated(self, round_index: int) -> Calibration:
         if self._calibration is None or round_index // CALIBRATE_EVERY != self._calibration[0]:
-            inputs = self._calibration_inputs.to(self._dtype)
-            measured = calibrate(self._model, self._graph.head, inputs)
-            self._calibration = (round_index // CALIBRATE_EVERY, measured)
+            self._calibration = (round_index // CALIBRATE_EVERY, self._calibrator.measure())
         return self._calibration[1]
 
     def _current(self, round_index: int, sender: str) -> RoundSecrets:
