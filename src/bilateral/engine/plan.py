@@ -62,13 +62,13 @@ class TrainingPlan(_Section):
     """How it is learned. `loss` auto: ce for classification, mse for regression. `batch_size` 0: all samples."""
 
     loss: Literal["auto", "mse", "ce"] = "auto"
-    rounds: int = Field(default=120, ge=1)
+    rounds: int = Field(default=150, ge=1)
     batch_size: int = Field(default=32, ge=0)
     optimiser: OptimiserName = "sgd"
-    learning_rate: float = Field(default=0.1, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    learning_rate: float = Field(default=0.03, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
-    schedule: ScheduleName = "constant"
+    schedule: ScheduleName = "cosine"
     warmup_rounds: int = Field(default=0, ge=0)
     augment: bool = False
     evaluate_every: int = Field(default=10, ge=1)
