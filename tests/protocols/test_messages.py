@@ -115,6 +115,14 @@ def test_a_query_of_another_round_is_refused(ce):
         ce.server.answer("anna", replace(query, round_index=4))
 
 
+def test_a_second_query_in_a_round_is_refused_with_its_sender(ce):
+    query = ce.train()
+    ce.server.answer("anna", query)
+    with pytest.raises(ProtocolError, match="anna sent a second SoftmaxQuery in round 5"):
+        ce.server.answer("anna", query)
+    ce.server.answer("berta", query)
+
+
 def test_a_query_before_the_first_round_is_refused(ce):
     query = ce.train()
     fresh = Pair("ce").server

@@ -51,13 +51,15 @@ class Bed:
     settings: PerturbationSettings
     server: PerturbServer
     client: PerturbClient
+    num_queries: int = 0
 
     def client_step(self, opening: Any, batch: Batch) -> Upload:
         """A whole client step, the server's answer included."""
         targets = batch.targets(self.settings.loss, self.graph.num_outputs)
         reply: Message = self.client.train(opening, batch.inputs, targets, len(batch.labels))
         if isinstance(reply, SoftmaxQuery):
-            return self.client.receive(self.server.answer("bench", reply))
+            self.num_queries += 1  # a server answers a client once a round; here each step is another client
+            return self.client.receive(self.server.answer(f"bench-{self.num_queries}", reply))
         assert isinstance(reply, Upload)
         return reply
 

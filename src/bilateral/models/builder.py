@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.node import map_aggregate
 
 from bilateral.errors import UnsupportedLayerError
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
@@ -49,6 +51,19 @@ class Site:
 
     def refuse(self, reason: str, remedy: str) -> UnsupportedLayerError:
         return UnsupportedLayerError(f"{self.label} cannot be protected: {reason}.", remedy=remedy)
+
+
+def refuse_activations(site: Site, arguments: Any) -> None:
+    """Refuse activations and parameters where a rule expects plain numbers."""
+
+    def look(argument: Any) -> Any:
+        if isinstance(argument, Value | Parameter):
+            raise site.refuse(
+                "one of its settings is itself an activation or a parameter", "Use a number, or write it as a layer."
+            )
+        return argument
+
+    map_aggregate(arguments, look)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
-# Importing the rule files registers their rules.
 from bilateral.errors import BilateralError, ModelError
-from bilateral.models import rules_parametric, rules_structural  # noqa: F401
+
+# Importing the rule files registers their rules.
+from bilateral.models import rules_elementwise, rules_moving, rules_parametric, rules_spatial  # noqa: F401
 from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
 from bilateral.models.identities import Identities
 from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES

@@ -56,6 +56,7 @@ class PerturbServer:
         self._calibrator = Calibrator(model, graph.head, calibration_inputs.to(self._dtype))
         self._calibration: tuple[int, Calibration] | None = None
         self._secrets: RoundSecrets | None = None
+        self._answered: set[str] = set()
         self._round_index = -1
 
     def start_round(self, round_index: int) -> PerturbedModel:
@@ -72,6 +73,7 @@ class PerturbServer:
             assert graph.head_bias is not None
             perturbed[graph.head_bias.slice].add_(noise)
         self._secrets, self._round_index = secrets, round_index
+        self._answered.clear()
         return PerturbedModel(round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition)
 
     def answer(self, sender: str, message: SoftmaxQuery) -> SoftmaxReply:
@@ -84,6 +86,12 @@ class PerturbServer:
         message.expect_shape(sender, "activation_sum", (num_samples,))
         message.expect_shape(sender, "blinded_exponentials", (num_samples, outputs, outputs - 1))
         message.check_finite(sender)
+        if sender in self._answered:  # a second one would be blinded anew: two equations for one unknown
+            raise ProtocolError(
+                f"{sender} sent a second SoftmaxQuery in round {message.round_index}.",
+                remedy="One query a client and round is answered.",
+            )
+        self._answered.add(sender)
         return cross_entropy.reply(
             message,
             secrets.output_noise,
