@@ -27,7 +27,7 @@ def small_networks(monkeypatch):
 
 
 def test_recovery_is_within_its_limits_with_the_clients_gates(small_networks):
-    rows = recovery_module.recovery(False, _silent)
+    rows = recovery_module.measure_recovery(False, _silent)
     assert len(rows) == 2 * 2 * 2 * 2 * 2
     keys = {"model", "batch_norm", "shortcut", "loss", "noise", "partitions", "dtype", "relative_error"}
     assert all(keys <= set(row) for row in rows)
@@ -40,7 +40,7 @@ def test_a_wrong_recovery_would_be_seen(small_networks, monkeypatch):
 
     right = scheme.recovery_coefficients
     monkeypatch.setattr(scheme, "recovery_coefficients", lambda *a: right(*a) * (1 + 1e-4))
-    rows = recovery_module.recovery(True, _silent)
+    rows = recovery_module.measure_recovery(True, _silent)
     assert not any(row["within_limit_same_gates"] for row in rows)
 
 
@@ -78,7 +78,7 @@ def test_the_oracle_without_eps_changes_is_plain_autograd():
 
 def test_client_step_rows_have_the_documented_keys(monkeypatch):
     monkeypatch.setattr(client_step_module, "NETWORKS", [("convnet", {})])
-    rows = client_step_module.client_step(True, _silent)
+    rows = client_step_module.measure_client_step(True, _silent)
     keys = {
         "model", "loss", "noise", "partitions", "batch_size", "ratio_median", "ratio_p10", "ratio_p90",
     }  # fmt: skip

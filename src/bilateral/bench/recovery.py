@@ -35,7 +35,7 @@ NOISES: tuple[Noise, ...] = ("activation", "offset")
 PARTITIONS = (1, 2, CLASSES)
 
 
-def recovery(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+def measure_recovery(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
     """All networks x losses x noises x partitions x dtypes; `quick` leaves out the deep ones and partitions = 2."""
     networks = [n for n in NETWORKS if not (quick and n[0] == "resnet-56")]
     partitions = [m for m in PARTITIONS if not (quick and m == 2)]

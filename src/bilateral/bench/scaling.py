@@ -21,7 +21,7 @@ CLIENTS = (1, 2, 4, 8)
 FEATURES = (512,)
 
 
-def scaling(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+def measure_scaling(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
     """Seconds of a whole round (perturb, client steps, recover) of an MLP, along each axis."""
     repeats = 3 if quick else 7
     axes: list[tuple[str, dict[int, Callable[[], object]]]] = []

@@ -19,7 +19,7 @@ from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettin
 BATCH_SIZE = 32
 
 
-def server_step(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+def measure_server_step(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
     """ResNet-20, batch 32, one and ten partitions; a client step beside every server step."""
     cases: list[tuple[Loss, Noise, int]] = [
         ("mse", "activation", 1),
