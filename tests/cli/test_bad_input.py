@@ -154,7 +154,7 @@ def test_unknown_names_come_with_suggestions(bilateral):
     refused(bilateral("run", "--model", "resnet20", *QUICK), "resnet-20")
     refused(bilateral("bench", "recover"), "recovery")
     refused(bilateral("run", "--set", "training.round=2"), "training.round", "rounds")
-    refused(bilateral("compare", "--variant", "nothing"), "perturbation-offset")
+    refused(bilateral("compare", "--protection", "nothing"), "perturbation-offset")
 
 
 def test_a_loss_that_does_not_fit_the_data_is_refused(bilateral):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bilateral.data import Split
 from bilateral.errors import DataError
-from bilateral.learning.client import BatchSchedule, prepare_targets, sample_clients
+from bilateral.learning.client import BatchSchedule, prepare_targets, reordered, sample_clients
 from bilateral.randomness import SeededRandomness
 
 
@@ -51,3 +51,14 @@ def test_cross_entropy_on_regression_data_is_refused():
     split = Split(torch.zeros(3, 2), torch.zeros(3, 1))
     with pytest.raises(DataError, match="regression"):
         prepare_targets(split, 1, "ce")
+
+
+@given(count=st.integers(1, 40), number=st.integers(1, 5))
+@settings(deadline=None, derandomize=True)
+def test_a_reordered_batch_has_the_same_samples(count, number):
+    assert sorted(reordered(count, number).tolist()) == list(range(count))
+
+
+def test_reorderings_differ():
+    orders = {tuple(reordered(32, number).tolist()) for number in range(1, 6)}
+    assert len(orders) == 5

@@ -20,7 +20,7 @@ from bilateral.cli.options import (
     Settings,
     build_plan,
 )
-from bilateral.engine.compare import VARIANTS, compare
+from bilateral.engine.compare import PROTECTIONS, compare
 from bilateral.errors import PlanError
 
 
@@ -33,10 +33,11 @@ def compare_command(
     ] = None,
     loss: Annotated[list[str] | None, typer.Option(help="mse or ce; repeat for both.", show_default=False)] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seed; repeat for several.", show_default=False)] = None,
-    variant: Annotated[
+    protection: Annotated[
         list[str] | None,
-        typer.Option(help=f"Among {', '.join(VARIANTS)}; repeat for several.", show_default="all"),
+        typer.Option(help=f"Among {', '.join(PROTECTIONS)}; repeat for several.", show_default="all"),
     ] = None,
+    controls: Annotated[int, typer.Option(help="Number of reordered FedAvg runs.", min=0)] = 1,
     rounds: Rounds = None,
     settings: Settings = None,
     output: Annotated[
@@ -48,7 +49,7 @@ def compare_command(
 ) -> None:
     """FedAvg and the protections side by side, on the same batches.
 
-    fedavg-reordered is FedAvg with every batch in reverse order: it shows how far rounding alone carries weights.
+    fedavg-reordered is FedAvg with every batch in another order: it shows how far rounding alone carries weights.
 
     Examples:
 
@@ -56,10 +57,10 @@ def compare_command(
 
       bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
     """
-    variants = variant or list(VARIANTS)
-    unknown = [v for v in variants if v not in VARIANTS]
+    protections = protection or list(PROTECTIONS)
+    unknown = [p for p in protections if p not in PROTECTIONS]
     if unknown:
-        raise PlanError(f"Unknown variant {unknown[0]!r}.", remedy=f"Known: {', '.join(VARIANTS)}.")
+        raise PlanError(f"Unknown protection {unknown[0]!r}.", remedy=f"Known: {', '.join(PROTECTIONS)}.")
     if output is not None and output.exists():
         raise PlanError(f"{output} already exists.", remedy="Choose another file; nothing was overwritten.")
     choices: list[list[Any]] = [model or [None], clients or [None], loss or [None], seed or [None]]
@@ -77,7 +78,7 @@ def compare_command(
         chosen = build_plan(plan, named, settings)
         title = f"[{number + 1}/{len(cases)}] {chosen.data.name} {chosen.model.name} K={chosen.federation.clients}"
         with ProgressBar(title.replace("[", r"\["), quiet=quiet) as bar:
-            rows += compare(chosen, variants, data_dir=data_dir, on_round=bar.update)
+            rows += compare(chosen, protections, num_controls=controls, data_dir=data_dir, on_round=bar.update)
     if output is not None:
         import json as json_module  # noqa: PLC0415 (the option shadows the module's name)
 

@@ -47,7 +47,12 @@ def inspect_command(
 def _print_coverage(model: str, found: Coverage) -> None:
     table = Table(box=None, header_style="bold")
     for column in ("parameter", "kind", "shape", "scaled", "movable", "clear", "remark"):
-        table.add_column(column, justify="right" if column in {"scaled", "movable", "clear"} else "left")
+        table.add_column(
+            column,
+            justify="right" if column in {"scaled", "movable", "clear"} else "left",
+            overflow="fold",
+            no_wrap=column != "remark",
+        )
     for row in found.rows:
         table.add_row(
             row.name,

@@ -19,8 +19,8 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.randomness import SeededRandomness
 
 REORDERED = "fedavg-reordered"
-"""FedAvg with every batch in reverse order: the same mathematics, other roundings. How far may rounding carry?"""
-VARIANTS = ("fedavg", REORDERED, "perturbation-activation", "perturbation-offset")
+"""FedAvg with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
+PROTECTIONS = ("perturbation-activation", "perturbation-offset")
 
 
 @dataclass
@@ -40,15 +40,17 @@ class _Lane:
 
 def compare(
     plan: RunPlan,
-    variants: Sequence[str] = VARIANTS,
+    protections: Sequence[str] = PROTECTIONS,
     *,
+    num_controls: int = 1,
     data_dir: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per variant; FedAvg is always there, first, and the others are measured against it."""
+    """One row per training: FedAvg, `num_controls` reordered ones, and the protections, all measured against FedAvg."""
     federation = load_federation(plan, data_dir)
     graph = ScaleGraph.of(initial_model(plan, federation), federation.test.inputs[:2])
-    names = ["fedavg", *[v for v in variants if v != "fedavg"]]
+    controls = [f"{REORDERED}-{number + 1}" for number in range(num_controls)]
+    names = ["fedavg", *controls, *protections]
     lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in names]
     randomness = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
@@ -65,7 +67,8 @@ def _training(name: str, plan: RunPlan, federation: Federation, graph: ScaleGrap
     if name.startswith("perturbation-"):
         plan = plan.with_settings({"perturbation.noise": name.removeprefix("perturbation-")})
         return build_training(plan, federation, model, graph, "perturbation")
-    return build_training(plan, federation, model, graph, "fedavg", reverse_batches=name == REORDERED)
+    reordering = int(name.removeprefix(f"{REORDERED}-")) if name.startswith(REORDERED) else 0
+    return build_training(plan, federation, model, graph, "fedavg", reordering=reordering)
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def build_training(
     graph: ScaleGraph,
     protection: ProtectionName,
     *,
-    reverse_batches: bool = False,
+    reordering: int = 0,
 ) -> Training:
     """Both halves of a protection around `model`."""
     secrets = SeededRandomness(plan.seed, "secrets")
@@ -147,7 +147,7 @@ def build_training(
             plan.training.batch_size,
             SeededRandomness(plan.seed, "client", c.name),
             augment=plan.training.augment,
-            reverse_batches=reverse_batches,
+            reordering=reordering,
         )
         for half, c in zip(halves, federation.clients, strict=True)
     ]

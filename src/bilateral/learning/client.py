@@ -54,7 +54,7 @@ class TrainingClient:
         randomness: Randomness,
         *,
         augment: bool = False,
-        reverse_batches: bool = False,
+        reordering: int = 0,
     ) -> None:
         if len(data) == 0:
             raise DataError(f"{half.name} has no samples.", remedy="Use fewer clients or another partition.")
@@ -65,7 +65,7 @@ class TrainingClient:
         self._randomness = randomness
         self._schedule = BatchSchedule(len(data), batch_size, randomness.child("batches"))
         self._augment = augment
-        self._reverse = reverse_batches
+        self._reordering = reordering
 
     @property
     def batches_per_epoch(self) -> int:
@@ -79,8 +79,9 @@ class TrainingClient:
         if self._augment:
             inputs = random_flip_crop(inputs, generator)
         targets = chosen.targets
-        if self._reverse:  # the same sums in another order: a training that differs by rounding alone
-            inputs, targets = inputs.flip(0), targets.flip(0)
+        if self._reordering:
+            order = reordered(len(inputs), self._reordering)
+            inputs, targets = inputs[order], targets[order]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(generator.initial_seed())
             return self.half.train(message, inputs, targets, self.num_samples)
@@ -91,6 +92,14 @@ class TrainingClient:
         if not isinstance(upload, Upload):
             raise ProtocolError(f"{self.name} answered with {type(upload).__name__}, expected an upload.")
         return upload
+
+
+def reordered(count: int, number: int) -> Tensor:
+    """The `number`-th other order of a batch: the same sums, so a training that differs by rounding alone.
+
+    The first one is the reverse; the others are rotations of it.
+    """
+    return torch.arange(count).flip(0).roll((number - 1) * max(1, count // 5))
 
 
 def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:

@@ -113,8 +113,10 @@ def _row(graph: ScaleGraph, p: ParameterLayout, movable: Tensor) -> ParameterCov
         moved = _moved_elements(p, movable)
     num_scaled = int(scaled.expand(p.shape).sum())
     remark = "; ".join(p.pin_reasons) if num_scaled < p.numel else ""
-    if p.name in {f"{graph.head}.weight", f"{graph.head}.bias"}:
-        remark = "head: additive noise with one secret a partition"
+    if p.name == f"{graph.head}.weight":
+        remark = "plus activation noise"
+    elif p.name == f"{graph.head}.bias":
+        remark = "clear with activation noise, hidden by offset noise"
     elif p.kind == "PReLU weight":
         remark = "no scale factor can act on it"
     return ParameterCoverage(p.name, p.kind, tuple(p.shape), p.numel, num_scaled, int(moved.sum()), remark)
