@@ -58,10 +58,18 @@ def _network_rows(
     graph = ScaleGraph.of(model, batch.inputs)
     rows = []
     for loss in LOSSES:
+        plain, plain_gated = _plain_errors(model, graph, loss, batch)
         for noise in NOISES:
             for m in partitions:
                 settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=m)
-                rows.append({"model": name, **_row(model, graph, settings, batch, options)})
+                rows.append(
+                    {
+                        "model": name,
+                        **_row(model, graph, settings, batch, options),
+                        "plain_relative_error": plain,
+                        "plain_relative_error_same_gates": plain_gated,
+                    }
+                )
     return rows
 
 
@@ -76,7 +84,6 @@ def _row(
     true = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, eps)
     error = relative_difference(recovered, true)
     gated, num_flipped = _error_with_the_clients_gates(model, graph, settings, batch)
-    plain, plain_gated = _plain_errors(model, graph, settings.loss, batch)
     return {
         "batch_norm": bool(options.get("batch_norm", False)),
         "shortcut": options.get("shortcut", ""),
@@ -87,8 +94,6 @@ def _row(
         "relative_error": error,
         "relative_error_same_gates": gated,
         "flipped_gates": num_flipped,
-        "plain_relative_error": plain,
-        "plain_relative_error_same_gates": plain_gated,
         "limit": LIMITS[dtype],
         "within_limit": error <= LIMITS[dtype],
         "within_limit_same_gates": gated <= LIMITS[dtype],
