@@ -7,13 +7,18 @@ import time
 import numpy as np
 import pytest
 
+from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.in_process import run
+from bilateral.engine.plan import load_plan
+
 QUICK = ("--rounds", 2, "--quiet")
 
 
 def refused(outcome, *expected: str) -> None:
     assert outcome.code == 2
     assert "Traceback" not in outcome.err
-    assert outcome.err.count("Error:") == 1
+    assert outcome.err.startswith("Error: ")
+    assert outcome.err.count("\n") == 1
     text = " ".join(outcome.err.split())
     for words in expected:
         assert words in text, f"{words!r} not in {text!r}"
@@ -49,6 +54,13 @@ def wrong_shape():
 
 def no_dataset():
     return 3
+
+def failing():
+    return open("no/such/file")
+
+def lists():
+    d = good()
+    return Dataset("mine", "classification", Split(d.train.inputs, d.train.targets.tolist()), d.test, 2)
 """
 
 NETS = """
@@ -95,6 +107,8 @@ def here(tmp_path):
         ("labels_out_of_range", "7"),
         ("wrong_shape", "39"),
         ("no_dataset", "Dataset"),
+        ("failing", "FileNotFoundError"),
+        ("lists", "torch tensor"),
     ],
 )
 def test_bad_data_are_named(bilateral, here, function, expected):
@@ -200,3 +214,32 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
     assert process.returncode == 130
     assert "--resume out" in err
     assert "Traceback" not in err
+    stopped_at = int(err.split("Stopped after round ")[1].split(".")[0])
+    assert load_checkpoint(tmp_path / "out" / "checkpoint.safetensors").next_round == stopped_at
+    resumed = run(
+        load_plan(tmp_path / "out" / "plan.toml"), output=tmp_path / "out", resume=True, should_stop=lambda: True
+    )
+    assert resumed.rounds == stopped_at + 1
+
+
+def test_a_module_that_does_not_compile_is_named(bilateral, tmp_path):
+    (tmp_path / "broken_module.py").write_text("def load(:")
+    refused(bilateral("run", "--data", "broken_module:load", *QUICK), "broken_module", "SyntaxError")
+
+
+def test_output_paths_are_checked_before_the_work(bilateral):
+    refused(bilateral("run", "--write-plan", "nowhere/plan.toml"), "no folder nowhere")
+    refused(bilateral("compare", "--output", "nowhere/rows.json"), "no folder nowhere")
+    refused(bilateral("predict", "m.safetensors", "--output", "nowhere/p.csv"), "no folder nowhere")
+    refused(bilateral("run", "--output", "/proc/nothing/here", *QUICK), "/proc")
+
+
+def test_brackets_in_a_path_are_printed_as_they_are(bilateral):
+    outcome = bilateral("run", "--data", "wine", "--model", "mlp-3", "--output", "out[/a]", *QUICK)
+    assert outcome.code == 0
+    assert "out[/a]" in outcome.out
+
+
+def test_a_diverging_run_is_one_message(bilateral):
+    words = ("--data", "wine", "--model", "mlp-3", "--set", "training.learning_rate=1e38", "--json")
+    refused(bilateral("run", *words, "--rounds", 1, "--quiet"), "Lower the learning rate")

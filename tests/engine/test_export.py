@@ -1,11 +1,19 @@
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.engine.test_in_process import plan
+from torch import nn
 
 from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.in_process import run
 from bilateral.errors import CheckpointError, PlanError
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb.export import perturbed_state
+from bilateral.randomness import SeededRandomness
 
 CONVNET = {"data__name": "digits", "model__name": "convnet", "model__options": {"batch_norm": True}}
 
@@ -85,3 +93,52 @@ def test_a_file_that_is_no_export_is_refused(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"m\.safetensors"):
         load_exported(path)
+
+
+def test_a_file_never_decides_what_code_runs(tmp_path):
+    card = {
+        "format": 1, "model": "os:system", "model_options": {"command": f"touch {tmp_path / 'owned'}"},
+        "input_shape": [4], "num_outputs": 2, "dtype": "float32", "dataset": "wine", "dataset_options": {},
+        "task": "classification", "loss": "ce", "class_names": [], "metrics": {},
+    }  # fmt: skip
+    save_file({"x": torch.zeros(1)}, tmp_path / "evil.safetensors", metadata={"bilateral": json.dumps(card)})
+    with pytest.raises(CheckpointError, match="must not decide what code runs"):
+        load_exported(tmp_path / "evil.safetensors")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_users_own_model_loads_when_the_user_names_it(tmp_path):
+    name = "tests.engine.test_in_process:own_model"
+    run(plan(model__name=name, training__rounds=2), output=tmp_path / "run", reference=False)
+    export_run(str(tmp_path / "run"), str(tmp_path / "m.safetensors"))
+    with pytest.raises(CheckpointError, match="--model"):
+        load_exported(tmp_path / "m.safetensors")
+    assert load_exported(tmp_path / "m.safetensors", builder=name).card.num_outputs == 2
+
+
+def test_a_run_whose_plan_was_edited_is_not_exported(finished_run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(finished_run.output, copied)
+    text = (copied / "plan.toml").read_text()
+    (copied / "plan.toml").write_text(text.replace("learning_rate = 0.2", "learning_rate = 0.3"))
+    with pytest.raises(CheckpointError, match="another plan"):
+        export_run(copied, tmp_path / "m.safetensors")
+
+
+def layer_normed(input_shape, num_outputs):
+    return nn.Sequential(
+        nn.Linear(input_shape[0], 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.GroupNorm(2, 8),
+        nn.ReLU(), nn.Linear(8, num_outputs),
+    )  # fmt: skip
+
+
+def test_exports_with_layer_and_group_norm_are_exact_too():
+    torch.manual_seed(0)
+    model = layer_normed((5,), 3).double().eval()
+    with torch.no_grad():
+        model[0].weight.mul_(1e-3)  # eps matters
+    graph = ScaleGraph.of(model, torch.zeros(2, 5))
+    inputs = torch.randn(10, 5, dtype=torch.float64)
+    true = model(inputs)
+    model.load_state_dict(perturbed_state(model, graph, SeededRandomness(0)))
+    assert torch.allclose(model(inputs), true, rtol=1e-12, atol=1e-12)

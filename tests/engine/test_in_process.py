@@ -11,7 +11,7 @@ import bilateral.engine.in_process as engine
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan
-from bilateral.errors import CheckpointError, DataError, NumericalRangeError, PlanError
+from bilateral.errors import CheckpointError, DataError, ModelError, NumericalRangeError, PlanError
 
 
 def plan(**settings) -> RunPlan:
@@ -194,14 +194,24 @@ def test_weights_follow_the_clients_sample_counts():
 
 def test_a_party_sees_only_its_own_messages():
     result = run(plan(training__rounds=2), save=False, reference=False, keep_messages=True)
-    seen = list(result.transcript.seen_by("client-1"))
-    assert seen
-    assert all("client-1" in (e.sender, e.receiver) for e in seen)
+    # two rounds of model, query, reply and upload
+    assert [e.receiver for e in result.transcript.seen_by("client-1")] == ["client-1", "server"] * 4
+    assert len(list(result.transcript.seen_by("server"))) == result.transcript.num_messages == 24
 
 
 def test_a_diverging_run_stops_with_the_model_untouched(tmp_path):
+    chosen = plan(training__learning_rate=1e30, training__loss="mse", training__rounds=6)
     with pytest.raises(NumericalRangeError, match="learning rate"):
-        run(plan(training__learning_rate=1e30, training__loss="mse", training__rounds=6), output=tmp_path / "run")
+        run(chosen, output=tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()
+    kept = load_checkpoint(tmp_path / "run" / "checkpoint.safetensors")
+    assert all(bool(torch.isfinite(t).all()) for t in kept.tensors.values() if t.is_floating_point())
+
+
+def test_a_step_that_ruins_the_weights_is_not_saved(tmp_path):
+    with pytest.raises(NumericalRangeError):
+        run(plan(training__learning_rate=1e38, training__rounds=1), output=tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").next_round == 0
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -271,3 +281,87 @@ def test_the_engine_never_touches_torchs_global_generator():
     before = torch.get_rng_state()
     engine.run(plan(training__rounds=1), save=False)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_run_without_reference_resumes_without_one(tmp_path):
+    count = []
+    run(plan(), output=tmp_path / "r", reference=False, on_round=count.append, should_stop=lambda: len(count) >= 2)
+    resumed = run(plan(), output=tmp_path / "r", resume=True)
+    assert resumed.finished
+    assert resumed.difference_to_fedavg is None
+
+
+def test_a_run_killed_before_its_first_round_can_be_resumed(tmp_path):
+    def kill(report):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(training__checkpoint_every=100), output=tmp_path / "r", on_round=kill)
+    assert run(plan(training__checkpoint_every=100), output=tmp_path / "r", resume=True).finished
+
+
+def test_resuming_without_a_directory_is_refused():
+    with pytest.raises(PlanError, match="directory"):
+        run(plan(), resume=True)
+
+
+def test_paths_may_be_strings(tmp_path):
+    assert run(plan(training__rounds=1), output=str(tmp_path / "r")).output == tmp_path / "r"
+
+
+def test_the_reported_difference_is_the_largest_over_all_rounds():
+    seen = []
+    result = run(plan(), save=False, on_round=lambda r: seen.append(r.difference_to_fedavg))
+    assert result.difference_to_fedavg == max(seen)
+    assert result.final_difference_to_fedavg == seen[-1]
+
+
+def odd_test_split():
+    from bilateral.data import Dataset, Split
+
+    inputs = torch.randn(553, 4, generator=torch.Generator().manual_seed(0))
+    labels = (inputs[:, 0] > 0).long()
+    return Dataset("odd", "classification", Split(inputs[:40], labels[:40]), Split(inputs[40:], labels[40:]), 2)
+
+
+def normalised_model(input_shape, num_outputs):
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, num_outputs))
+
+
+def test_a_test_split_of_513_samples_with_batch_norm_is_no_problem():
+    names = {"data__name": "tests.engine.test_in_process:odd_test_split", "data__options": {}}
+    model = {"model__name": "tests.engine.test_in_process:normalised_model", "model__options": {}}
+    assert run(plan(**names, **model), save=False).finished
+
+
+def narrow_model(input_shape, num_outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 6), nn.ReLU(), nn.Linear(6, 1))
+
+
+def frozen_model(input_shape, num_outputs):
+    return narrow_model(input_shape, num_outputs).requires_grad_(False)
+
+
+def test_a_model_with_too_few_outputs_is_refused():
+    with pytest.raises(ModelError, match="has 1 outputs, breast-cancer needs 2"):
+        run(plan(model__name="tests.engine.test_in_process:narrow_model", model__options={}), save=False)
+
+
+def test_a_model_that_cannot_learn_is_refused():
+    settings = {"model__name": "tests.engine.test_in_process:frozen_model", "model__options": {}}
+    with pytest.raises(ModelError, match="frozen"):
+        run(plan(data__name="diabetes", **settings), save=False)
+
+
+def test_every_clients_batch_is_checked_before_the_first_round(tmp_path):
+    settings = {
+        "data__name": "digits",
+        "model__name": "convnet",
+        "model__options": {"batch_norm": True},
+        "federation__proportions": [0.6, 0.3992, 0.0008],
+        "federation__allow_single_class": True,
+        "federation__participation": 0.34,
+    }
+    with pytest.raises(DataError, match="client-3: a batch of one sample"):
+        run(plan(**settings), output=tmp_path / "r")
+    assert not (tmp_path / "r").exists()

@@ -46,7 +46,7 @@ def test_a_wrong_value_is_shown_with_its_place():
 
 
 def test_no_clients_is_refused():
-    with pytest.raises(PlanError, match="at least 1 client"):
+    with pytest.raises(PlanError, match=r"federation\.clients"):
         parse_plan({"federation": {"clients": 0}}, "x")
 
 
@@ -65,3 +65,14 @@ def test_a_plan_that_is_no_toml_is_refused(tmp_path):
 def test_different_plans_have_different_digests():
     assert RunPlan().digest() != RunPlan(seed=1).digest()
     assert RunPlan().digest() == RunPlan().digest()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_settings_must_be_finite(value):
+    with pytest.raises(PlanError, match=r"training\.learning_rate"):
+        parse_plan({"training": {"learning_rate": value}}, "x")
+
+
+def test_five_clients_are_the_default_except_with_sites():
+    assert RunPlan().federation.num_clients == 5
+    assert RunPlan().with_settings({"federation.partition": "site"}).federation.num_clients is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from bilateral.errors import ModelError
 from bilateral.models.builder import Axis
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
+from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.tracing import walk
 from models.test_scale_graph_adversarial import Net
 
@@ -86,3 +89,17 @@ def test_user_subclasses_of_layers_are_traced_through():
 
     model = Net(lambda m, x: m.head(m.c(x).flatten(1)), c=MyConv(3, 4, 3), head=nn.Linear(64, 2))
     assert walk(model, torch.zeros(1, 3, 6, 6)).builder.bindings["c.weight"].kind == "convolution weight"
+
+
+class _ModeInNumbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(x * (2.0 if self.training else 5.0))
+
+
+def test_a_number_that_depends_on_the_mode_is_refused():
+    with pytest.raises(ModelError, match="something else in training"):
+        ScaleGraph.of(_ModeInNumbers(), torch.zeros(2, 4))

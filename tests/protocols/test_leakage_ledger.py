@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.messages import aggregate
 from bilateral.protocols.perturb import cross_entropy
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
@@ -127,10 +128,63 @@ def test_line_8_holds_for_three_classes_and_tells_the_server_the_clients_blinder
         assert float((read / read.sum() - true[number]).abs().max()) < 1e-6
 
 
-def test_line_8_two_classes_give_the_server_no_equation():
-    """With two classes every difference mu_ij - mu_ik is empty: here, and only here, lambda hides something."""
-    _, _, _, query, _ = softmax_round(partitions=1, classes=2)
-    assert query.blinded_exponentials.shape == (12, 2, 1)
+def test_line_8_with_two_classes_the_server_brackets_every_logit_difference():
+    """One exponential a row: lambda_i is 0.1 to 10 times it, so mu_12 and mu_21 bound it from both sides."""
+    server, _, _, query, true = softmax_round(partitions=1, samples=200, classes=2)
+    above, below = query.blinded_exponentials[:, 0, 0], query.blinded_exponentials[:, 1, 0]
+    # mu_12 = z (1 + u) and mu_21 = (1 + v) / z with u, v in [0.1, 10]:  z lies between these two.
+    low, high = (above / 11).maximum(1.1 / below), (above / 1.1).minimum(11 / below)
+    estimate = 0.5 * (low.log() + high.log()) - query.activation_sum * (
+        server._secrets.output_noise[1] - server._secrets.output_noise[0]
+    )
+    truth = true[:, 1].log() - true[:, 0].log()
+    assert float(torch.corrcoef(torch.stack([estimate, truth]))[0, 1]) > 0.75
+    assert float(((estimate > 0) == (truth > 0)).double().mean()) > 0.75
+
+
+def test_line_3_the_server_reads_a_training_sample_from_one_upload():
+    """A batch of one: recovery turns a single upload into that client's gradient, and its first layer is the input."""
+    model = randomised(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, CLASSES)).double(), 1)
+    settings = PerturbationSettings("mse")
+    server, graph = start(model, settings)
+    client = PerturbClient("anna", model, graph, settings, SeededRandomness(4))
+    secret_input = torch.randn(1, 5, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    upload = client.train(server.start_round(0), secret_input, torch.zeros(1, CLASSES).double(), 1)
+    # The server's slice: one upload, and its own secrets.
+    gradient = graph.unflatten(server.recover(aggregate({"anna": upload}, 0)).gradient)
+    unit = gradient["0.bias"].abs().argmax()
+    assert relative_error(gradient["0.weight"][unit] / gradient["0.bias"][unit], secret_input[0]) < 1e-9
+
+
+def test_line_7_a_client_follows_first_layer_neurons_from_round_to_round():
+    """Inputs are neither scaled nor moved, so the direction of a first-layer row survives scaling and permutation."""
+    model = randomised(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3)).double(), 1)
+    server, graph = start(model, PerturbationSettings("mse"), (20,))
+
+    def rows(message):
+        named = graph.unflatten(message.parameters)
+        joined = torch.cat([named["0.weight"], named["0.bias"][:, None]], 1)
+        return joined / joined.norm(dim=1, keepdim=True), server._secrets.exchange
+
+    before, exchange_before = rows(server.start_round(0))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):  # a training step's worth of change
+            step = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+            parameter.add_(0.02 * parameter.abs().mean() * step)
+    after, exchange_after = rows(server.start_round(1))
+    neurons = graph.layout("0.weight").binding.outputs.neuron
+    matched = (before @ after.T).argmax(1)
+    assert torch.equal(exchange_before[neurons], exchange_after[neurons][matched])
+    assert not torch.equal(matched, torch.arange(64))
+
+
+def test_line_9_known_parameters_tell_a_client_their_factors():
+    """A fresh BatchNorm has weight 1: what the client receives for it in the first round is the factor itself."""
+    model = nn.Sequential(nn.Linear(5, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, CLASSES)).double()
+    server, graph = start(model, PerturbationSettings("mse"))
+    received = graph.unflatten(server.start_round(0).parameters)["1.weight"]
+    factors = server._secrets.scale_factors[graph.layout("1.weight").binding.numerator]
+    assert relative_error(received.sort().values, factors.sort().values) < 1e-12
 
 
 def test_line_7_path_products_of_weights_survive_scaling():

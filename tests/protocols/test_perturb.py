@@ -198,7 +198,21 @@ def test_noise_has_the_size_of_the_logits():
                     noisy.get_parameter(name).copy_(value)
                 added = noisy(calibration.double()) - model(calibration.double())
                 spread = model(calibration.double()).square().mean().sqrt()
-            assert float(added.square().mean().sqrt() / spread) == pytest.approx(ratio, rel=1e-6)
+            assert 0.5 * ratio < float(added.square().mean().sqrt() / spread) < 2 * ratio
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_size_of_a_single_group_secret_is_not_a_known_number(noise):
+    model = mlp()
+    server = PerturbServer(model, graph_of(model), PerturbationSettings("mse", noise), (6,), SeededRandomness(0))
+    sizes = []
+    for round_index in range(9):  # within one calibration interval
+        server.start_round(round_index)
+        secrets = server._secrets
+        alpha = secrets.scale_factors[server._graph.head_input_classes].sum() if noise == "activation" else 1.0
+        spread = secrets.output_directions.square().mean().sqrt()
+        sizes.append(float(secrets.group_secrets.abs()[0] * spread * alpha))
+    assert max(sizes) / min(sizes) > 1.5
 
 
 def test_noise_is_sized_by_batch_statistics_even_before_the_running_ones_are_any_good():

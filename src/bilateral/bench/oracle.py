@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import Loss
 
 
@@ -32,6 +33,20 @@ class BatchNormWithEps(nn.Module):
         variance = centred.square().mean(others, keepdim=True)
         normal = centred / torch.sqrt(variance + self.eps.view(view))
         return normal * self.weight.view(view) + self.bias.view(view)
+
+
+def effective_eps(server: PerturbServer, model: nn.Module, graph: ScaleGraph) -> dict[str, Tensor]:
+    """The eps with which each BatchNorm acts on the true channels in this round: eps / scale^2.
+
+    Looks into the server's secrets, as only an oracle may.
+    """
+    assert server._secrets is not None
+    effective = {}
+    for layout in graph.statistics:
+        module = model.get_submodule(layout.module)
+        assert isinstance(module, _BatchNorm)
+        effective[layout.module] = module.eps / server._secrets.scale_factors[layout.scale_classes] ** 2
+    return effective
 
 
 def oracle_gradient(

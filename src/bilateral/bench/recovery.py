@@ -11,7 +11,7 @@ import torch
 
 from bilateral.bench.bed import CLASSES, Batch, make_batch, make_bed, make_model
 from bilateral.bench.gates import ImposeGates, RecordGates
-from bilateral.bench.oracle import oracle_gradient, plain_gradient
+from bilateral.bench.oracle import effective_eps, oracle_gradient, plain_gradient
 from bilateral.learning.training import relative_difference
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import aggregate
@@ -80,7 +80,7 @@ def _row(
     targets = batch.targets(settings.loss, CLASSES)
     bed = make_bed(model, graph, settings, batch)
     recovered = bed.recovered(batch).gradient
-    eps = bed.server.effective_eps()
+    eps = effective_eps(bed.server, model, graph)
     true = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, eps)
     error = relative_difference(recovered, true)
     gated, num_flipped = _error_with_the_clients_gates(model, graph, settings, batch)
@@ -114,7 +114,9 @@ def _error_with_the_clients_gates(
     recovered = bed.server.recover(aggregate({"bench": upload}, 0)).gradient
     targets = batch.targets(settings.loss, CLASSES)
     with ImposeGates(recorded.gates) as imposed:
-        true = oracle_gradient(model, graph, batch.inputs, targets, settings.loss, bed.server.effective_eps())
+        true = oracle_gradient(
+            model, graph, batch.inputs, targets, settings.loss, effective_eps(bed.server, model, graph)
+        )
     return relative_difference(recovered, true), imposed.num_flipped
 
 

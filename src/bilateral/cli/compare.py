@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json as json_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from bilateral.cli.options import (
     Rounds,
     Settings,
     build_plan,
+    check_writable,
 )
 from bilateral.engine.compare import PROTECTIONS, compare
 from bilateral.errors import PlanError
@@ -63,6 +65,7 @@ def compare_command(
         raise PlanError(f"Unknown protection {unknown[0]!r}.", remedy=f"Known: {', '.join(PROTECTIONS)}.")
     if output is not None and output.exists():
         raise PlanError(f"{output} already exists.", remedy="Choose another file; nothing was overwritten.")
+    check_writable(output)
     choices: list[list[Any]] = [model or [None], clients or [None], loss or [None], seed or [None]]
     rows: list[dict[str, Any]] = []
     cases = list(itertools.product(*choices))
@@ -76,17 +79,19 @@ def compare_command(
             "seed": one_seed,
         }
         chosen = build_plan(plan, named, settings)
-        title = f"[{number + 1}/{len(cases)}] {chosen.data.name} {chosen.model.name} K={chosen.federation.clients}"
+        title = f"[{number + 1}/{len(cases)}] {chosen.data.name} {chosen.model.name} K={chosen.federation.num_clients}"
         with ProgressBar(title.replace("[", r"\["), quiet=quiet) as bar:
             rows += compare(chosen, protections, num_controls=controls, data_dir=data_dir, on_round=bar.update)
-    if output is not None:
-        import json as json_module  # noqa: PLC0415 (the option shadows the module's name)
-
-        output.write_text(json_module.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+        if output is not None:  # after every case: an interruption loses at most one
+            _write_rows(output, rows)
     if json:
         print_json({"rows": rows})
     else:
         _print_rows(rows)
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text(json_module.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.markup import escape
 
 from bilateral.cli.console import out, print_json
-from bilateral.cli.options import DataDir, Json
+from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
-from bilateral.engine.export import export_run, load_exported
+from bilateral.engine.export import check_named_by_user, export_run, load_exported
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
 
@@ -29,21 +30,28 @@ def export_command(
 
     Examples:
 
-      bilateral export bilateral-runs/LATEST --output model.safetensors
+      bilateral run --output out
+
+      bilateral export out --output model.safetensors
 
       bilateral export out --output model.onnx
     """
+    check_writable(output)
     card = export_run(run, output, data_dir=data_dir)
     if json:
         print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
     else:
-        out.print(f"{card.model} for {card.dataset} written to {output}")
+        out.print(escape(f"{card.model} for {card.dataset} written to {output}"))
 
 
 def predict_command(
     model: Annotated[Path, typer.Argument(help="Exported model (.safetensors).")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write predictions as CSV.", show_default=False)
+    ] = None,
+    builder: Annotated[
+        str | None,
+        typer.Option("--model", help="package.module:function, if the model is your own.", show_default=False),
     ] = None,
     data: Annotated[
         str | None,
@@ -62,8 +70,10 @@ def predict_command(
     """
     if output is not None and output.exists():
         raise PlanError(f"{output} already exists.", remedy="Choose another --output; nothing was overwritten.")
-    exported = load_exported(model)
+    check_writable(output)
+    exported = load_exported(model, builder=builder)
     card = exported.card
+    check_named_by_user(model, "data", card.dataset if data is None else "", None)
     options = card.dataset_options if data in (None, card.dataset) else {}
     dataset = load_dataset(data or card.dataset, data_dir, **options)
     if dataset.input_shape != card.input_shape or dataset.num_outputs != card.num_outputs:
@@ -84,7 +94,7 @@ def predict_command(
     for name, value in metrics.items():
         out.print(f"[bold]{name}[/] {value:.4f}")
     if output is not None:
-        out.print(f"{len(test)} predictions written to {output}")
+        out.print(escape(f"{len(test)} predictions written to {output}"))
 
 
 def _write_predictions(outputs: torch.Tensor, class_names: tuple[str, ...], target: Path) -> None:

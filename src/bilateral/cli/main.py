@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 
 from bilateral import __version__
 from bilateral.cli import bench, compare, export, inspect, run
@@ -41,19 +42,22 @@ def version_option(
 def main() -> None:
     """Run a command; an error of the user's is one message and exit code 2."""
     # A console script does not look into the current folder; `my_package.nets:build` should be found there.
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path.append(str(Path.cwd()))
     try:
         app()
     except BilateralError as error:
-        err.print(f"[bold red]Error:[/] {_escape(str(error))}", soft_wrap=True)
+        _print_error(str(error))
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder without permission
+        _print_error(f"{error.strerror or error}: {error.filename or ''}")
         sys.exit(2)
     except KeyboardInterrupt:
         err.print("Interrupted.")
         sys.exit(130)
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _print_error(text: str) -> None:
+    err.print(f"[bold red]Error:[/] {escape(text)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

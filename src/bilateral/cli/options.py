@@ -50,6 +50,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()  # a bare word is a string
 
 
+def check_writable(path: Path | None) -> None:
+    """Find out before the work, not after it, that a file cannot be written."""
+    if path is not None and not path.parent.is_dir():
+        raise PlanError(f"There is no folder {path.parent} for {path.name}.", remedy="Make it first.")
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(part) for part in text.replace("x", ",").split(","))

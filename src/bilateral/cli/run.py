@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from bilateral.cli.console import ProgressBar, err, out, print_json
@@ -25,6 +27,7 @@ from bilateral.cli.options import (
     Seed,
     Settings,
     build_plan,
+    check_writable,
 )
 from bilateral.engine.in_process import RoundReport, RunResult, run
 from bilateral.engine.plan import dump_plan
@@ -88,10 +91,14 @@ def run_command(
     else:
         chosen = build_plan(plan, named, settings)
     if write_plan is not None:
+        check_writable(write_plan)
         if write_plan.exists():
             raise PlanError(f"{write_plan} already exists.", remedy="Choose another file; nothing was overwritten.")
         write_plan.write_text(dump_plan(chosen), encoding="utf-8")
-        out.print(f"Plan written to {write_plan}")
+        if json:
+            print_json({"plan": str(write_plan)})
+        else:
+            out.print(f"Plan written to {escape(str(write_plan))}")
         return
     title = f"{chosen.data.name} / {chosen.model.name} / {chosen.protection}"
     with ProgressBar(title, quiet=quiet) as bar, _interruptible() as interrupted:
@@ -109,7 +116,9 @@ def run_command(
     else:
         _print_result(result)
     if not result.finished:
-        err.print(f"Stopped after round {result.rounds}. Go on with: bilateral run --resume {result.output}")
+        again = ["bilateral", "run", "--resume", str(result.output)]
+        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
+        err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
         raise typer.Exit(130)
 
 
@@ -148,7 +157,10 @@ def _print_result(result: RunResult) -> None:
             table.add_row(name, f"{other:.4f}")
     if result.metrics_of_fedavg is not None:
         table.add_row(f"{metric} of FedAvg, same seed", f"{main_metric(result.metrics_of_fedavg)[1]:.4f}")
-        table.add_row("largest difference of weights to FedAvg", f"{result.difference_to_fedavg:.1e} (relative)")
+        table.add_row(
+            "largest difference of weights to FedAvg",
+            f"{result.difference_to_fedavg:.1e} (relative, all rounds)",
+        )
     transcript = result.transcript
     table.add_row("sent up / down", f"{transcript.bytes_up / 1e6:.1f} MB / {transcript.bytes_down / 1e6:.1f} MB")
     table.add_row("rounds, time", f"{result.rounds}, {result.seconds:.1f} s")
@@ -166,4 +178,5 @@ def _print_result(result: RunResult) -> None:
         for leak in result.guarantee.leaks:
             out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")
     if result.output is not None:
-        out.print(f"\nResults: {result.output}")
+        out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
+        out.print(f"Results: {escape(str(result.output))}")

@@ -84,6 +84,13 @@ def validate(dataset: Dataset) -> Dataset:
 
 
 def _check_inputs(split: Split, where: str) -> None:
+    for name in ("inputs", "targets"):
+        value = getattr(split, name)
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"Expected {name} in {where} to be a torch tensor, got {type(value).__name__}.",
+                remedy="Convert them with `torch.as_tensor(...)` in the loader.",
+            )
     if split.inputs.dtype != torch.float32:
         raise DataError(
             f"Expected float32 inputs in {where}, got {_dtype(split.inputs)}.",

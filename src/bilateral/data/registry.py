@@ -19,7 +19,7 @@ from bilateral.data.dataset import Dataset, validate
 from bilateral.data.embedded import load_breast_cancer, load_diabetes, load_digits, load_wine
 from bilateral.data.images import IMAGE_SETS, load_images
 from bilateral.data.tabular import load_bank_marketing, load_heart_disease
-from bilateral.errors import DataError
+from bilateral.errors import BilateralError, DataError
 
 DATA_DIR_VARIABLE: Final = "BILATERAL_DATA"
 _DATA_DIR_OPTION: Final = "data_dir"
@@ -52,13 +52,24 @@ def load_dataset(name: str, data_dir: Path | None = None, **options: Any) -> Dat
     if takes_any or _DATA_DIR_OPTION in parameters:
         options[_DATA_DIR_OPTION] = _resolve_data_dir(data_dir)
     _check_options(name, parameters, options, takes_any)
-    dataset = loader(**options)
+    dataset = _call_user_loader(name, loader, options) if ":" in name else loader(**options)
     if not isinstance(dataset, Dataset):
         raise DataError(
             f'Expected "{name}" to return a bilateral.data.Dataset, got {type(dataset).__name__}.',
             remedy="Build a Dataset with a train and a test Split in that function.",
         )
     return validate(dataset)
+
+
+def _call_user_loader(name: str, loader: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return loader(**options)
+    except BilateralError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise DataError(
+            f'"{name}" failed: {type(error).__name__}: {error}.', remedy="Call it in Python to see where."
+        ) from error
 
 
 def _registered_loader(name: str) -> Callable[..., Any]:
@@ -81,9 +92,9 @@ def _user_loader(name: str) -> Callable[..., Any]:
         )
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # a user's module may raise anything when it is imported
         raise DataError(
-            f'Expected to import the module of "{name}", but: {error}.',
+            f'Expected to import the module of "{name}", but: {type(error).__name__}: {error}.',
             remedy="Check the spelling, and that the module is installed or on PYTHONPATH.",
         ) from error
     loader = getattr(module, function_name, None)

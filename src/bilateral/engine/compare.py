@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import Federation, build_training, initial_model, load_federation
+from bilateral.engine.setup import Federation, analyse, build_training, initial_model, load_federation
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
@@ -48,7 +48,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One row per training: FedAvg, `num_controls` reordered ones, and the protections, all measured against FedAvg."""
     federation = load_federation(plan, data_dir)
-    graph = ScaleGraph.of(initial_model(plan, federation), federation.test.inputs[:2])
+    graph = analyse(plan, federation)
     controls = [f"{REORDERED}-{number + 1}" for number in range(num_controls)]
     names = ["fedavg", *controls, *protections]
     lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in names]

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from bilateral.engine.checkpoint import load_checkpoint, restore
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import build_training, initial_model, load_federation
+from bilateral.engine.setup import analyse, build_training, initial_model, load_federation
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.learning.evaluation import evaluate
-from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.randomness import SecureRandomness
@@ -53,22 +52,28 @@ class Exported:
     card: ExportCard
 
 
-def export_run(run_directory: Path, target: Path, *, data_dir: Path | None = None) -> ExportCard:
+def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str | Path | None = None) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
     The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export).
     """
+    run_directory, target = Path(run_directory), Path(target)
     if target.exists():
         raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
     writer = _WRITERS.get(target.suffix)
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
     directory, plan = RunDirectory.open(run_directory)
-    federation = load_federation(plan, data_dir)
-    model = initial_model(plan, federation)
-    graph = ScaleGraph.of(model, federation.test.inputs[:2])
+    checkpoint = load_checkpoint(directory.checkpoint)
+    if checkpoint.plan_digest != plan.digest():
+        raise CheckpointError(
+            f"{directory.path} holds a checkpoint of another plan than its plan.toml.",
+            remedy="Put the run's own plan.toml back.",
+        )
+    federation = load_federation(plan, None if data_dir is None else Path(data_dir))
+    model, graph = initial_model(plan, federation), analyse(plan, federation)
     training = build_training(plan, federation, model, graph, plan.protection)
-    restore([training], load_checkpoint(directory.checkpoint), directory.checkpoint)
+    restore([training], checkpoint, directory.checkpoint)
     state = perturbed_state(
         model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
     )
@@ -142,8 +147,21 @@ _WRITERS: dict[str, Callable[[nn.Module, ExportCard, Path], None]] = {
 }
 
 
-def load_exported(path: str | Path) -> Exported:
-    """Rebuild an exported network from its safetensors file."""
+def check_named_by_user(path: Path, what: str, in_file: str, by_user: str | None) -> None:
+    """Refuse to run a function that only the file names."""
+    if ":" in in_file and in_file != by_user:
+        raise CheckpointError(
+            f"{path} wants to run `{in_file}` as its {what}, and a file must not decide what code runs.",
+            remedy=f"If you trust that function, name it: --{what} {in_file}",
+        )
+
+
+def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
+    """Rebuild an exported network from its safetensors file.
+
+    A file never decides what code runs: if the network was built by a user's `package.module:function`, the caller
+    must name that function as `builder`.
+    """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"There is no exported model at {path}.", remedy="Make one with `bilateral export`.")
@@ -158,6 +176,7 @@ def load_exported(path: str | Path) -> Exported:
         raise CheckpointError(f"{path} is not an exported model: {error}.", remedy="Export the run again.") from error
     if card.format != FORMAT:
         raise CheckpointError(f"{path} has format {card.format}, this version reads {FORMAT}.")
+    check_named_by_user(path, "model", card.model, builder)
     model = build_model(
         card.model, input_shape=card.input_shape, num_outputs=card.num_outputs, **card.model_options
     ).to(getattr(torch, card.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from bilateral.engine.plan import ProtectionName, RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import Federation, build_trainings, load_federation
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import CheckpointError
+from bilateral.errors import CheckpointError, NumericalRangeError, PlanError
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import Training, relative_difference
@@ -48,6 +49,8 @@ class RunResult:
     seconds: float
     transcript: Transcript
     difference_to_fedavg: float | None
+    """Largest relative difference of the weights to FedAvg's, over all rounds."""
+    final_difference_to_fedavg: float | None
     metrics_of_fedavg: dict[str, float] | None
     view: ClientView | None
     guarantee: Guarantee
@@ -67,6 +70,7 @@ class RunResult:
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
             "difference_to_fedavg": self.difference_to_fedavg,
+            "final_difference_to_fedavg": self.final_difference_to_fedavg,
             "client_view": self.view.as_dict() if self.view else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
@@ -76,8 +80,8 @@ class RunResult:
 def run(
     plan: RunPlan,
     *,
-    output: Path | None = None,
-    data_dir: Path | None = None,
+    output: str | Path | None = None,
+    data_dir: str | Path | None = None,
     resume: bool = False,
     reference: bool = True,
     save: bool = True,
@@ -91,20 +95,35 @@ def run(
     `save` keeps plan, metrics and checkpoints in `output`; `resume` goes on from the checkpoint there.
     `should_stop` is asked after every round; a stopped run leaves a checkpoint.
     """
-    federation = load_federation(plan, data_dir)
+    output = None if output is None else Path(output)
+    checkpoint = None
+    if resume:
+        if output is None:
+            raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
+        checkpoint = _matching_checkpoint(plan, RunDirectory(output))
+        reference = any(name.startswith("fedavg/") for name in checkpoint.tensors)
+    federation = load_federation(plan, None if data_dir is None else Path(data_dir))
     with_reference = reference and plan.protection != "fedavg"
     protections: list[ProtectionName] = [plan.protection, "fedavg"] if with_reference else [plan.protection]
     trainings = build_trainings(plan, federation, protections)
     directory = None
-    if resume:
-        assert output is not None
+    if checkpoint is not None and output is not None:
         directory = RunDirectory(output)
     elif save:
         directory = RunDirectory.create(output, plan)
     loop = _Loop(plan, federation, trainings, directory, Transcript(keep_messages))
-    if resume:
-        loop.resume()
+    if checkpoint is not None:
+        loop.resume(checkpoint)
     return loop.run(on_round or (lambda _: None), should_stop or (lambda: False))
+
+
+def _matching_checkpoint(plan: RunPlan, directory: RunDirectory) -> Checkpoint:
+    checkpoint = load_checkpoint(directory.checkpoint)
+    if checkpoint.plan_digest != plan.digest():
+        raise CheckpointError(
+            f"{directory.checkpoint} was made with another plan.", remedy="Resume with the plan of that run."
+        )
+    return checkpoint
 
 
 class _Loop:
@@ -128,28 +147,19 @@ class _Loop:
         self._next_round = 0
         self._rows: list[dict[str, Any]] = []
         self._seconds_before = 0.0
+        self._largest_difference = 0.0
         self._randomness = SeededRandomness(plan.seed, "federation")
 
-    def resume(self) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         assert self._directory is not None
-        path = self._directory.checkpoint
-        checkpoint = load_checkpoint(path)
-        if checkpoint.plan_digest != self._plan.digest():
-            raise CheckpointError(f"{path} was made with another plan.", remedy="Resume with the plan of that run.")
-        wanted = {t.protection for t in self._trainings}
-        held = {name.split("/", 1)[0] for name in checkpoint.tensors}
-        if wanted != held:
-            raise CheckpointError(
-                f"{path} holds {', '.join(sorted(held))}, this run needs {', '.join(sorted(wanted))}.",
-                remedy="Resume with the same --reference setting as the run began with.",
-            )
-        restore(self._trainings, checkpoint, path)
+        restore(self._trainings, checkpoint, self._directory.checkpoint)
         self._next_round = checkpoint.next_round
         self._rows = list(checkpoint.rows)
         self._transcript.bytes_up = int(checkpoint.counters["bytes_up"])
         self._transcript.bytes_down = int(checkpoint.counters["bytes_down"])
         self._transcript.num_messages = int(checkpoint.counters["num_messages"])
         self._seconds_before = checkpoint.counters["seconds"]
+        self._largest_difference = checkpoint.counters["largest_difference"]
 
     def run(self, on_round: Callable[[RoundReport], None], should_stop: Callable[[], bool]) -> RunResult:
         training = self._plan.training
@@ -157,6 +167,7 @@ class _Loop:
         metrics = self._evaluate(self._main)
         if not self._rows:
             self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self._reference else None})
+            self._save(0.0)  # from here on the directory can be resumed
         while self._next_round < training.rounds:
             self._advance(self._next_round)
             self._next_round += 1
@@ -184,10 +195,18 @@ class _Loop:
     def _difference(self) -> float | None:
         if self._reference is None:
             return None
-        return relative_difference(self._main.weights(), self._reference.weights())
+        difference = relative_difference(self._main.weights(), self._reference.weights())
+        self._largest_difference = max(self._largest_difference, difference)
+        return difference
 
     def _evaluate(self, training: Training) -> dict[str, float]:
-        return evaluate(training.predict, self._federation.test, self._federation.loss)
+        metrics = evaluate(training.predict, self._federation.test, self._federation.loss)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise NumericalRangeError(
+                f"The model's predictions are NaN or infinite after round {self._next_round}.",
+                remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
+            )
+        return metrics
 
     def _save(self, seconds: float) -> None:
         if self._directory is None:
@@ -197,6 +216,7 @@ class _Loop:
             "bytes_down": self._transcript.bytes_down,
             "num_messages": self._transcript.num_messages,
             "seconds": seconds,
+            "largest_difference": self._largest_difference,
         }
         tensors = training_tensors(self._trainings)
         save_checkpoint(
@@ -218,7 +238,8 @@ class _Loop:
             rounds=self._next_round,
             seconds=seconds,
             transcript=self._transcript,
-            difference_to_fedavg=self._difference(),
+            difference_to_fedavg=self._largest_difference if self._reference else None,
+            final_difference_to_fedavg=self._difference(),
             metrics_of_fedavg=self._evaluate(self._reference) if self._reference else None,
             view=view,
             guarantee=self._main.guarantee,

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from bilateral.errors import PlanError
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings
 
+DEFAULT_CLIENTS = 5
 ProtectionName = Literal["perturbation", "fedavg"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataPlan(_Section):
@@ -42,20 +43,19 @@ class ModelPlan(_Section):
 
 
 class FederationPlan(_Section):
-    """Who takes part: `clients` (0 with partition `site`: one a site), how data lie with them, who joins a round."""
+    """Who takes part: `clients` (by default 5, or one a site), how data lie with them, who joins a round."""
 
-    clients: int = Field(default=5, ge=0)
+    clients: int | None = Field(default=None, ge=1)
     partition: Literal["iid", "dirichlet", "site"] = "iid"
     alpha: float = Field(default=0.5, gt=0, description="Dirichlet concentration; small is unequal")
     proportions: list[float] | None = None
     participation: float = Field(default=1.0, gt=0, le=1)
     allow_single_class: bool = False
 
-    @model_validator(mode="after")
-    def _count_clients(self) -> FederationPlan:
-        if self.clients == 0 and self.partition != "site":
-            raise ValueError("expected at least 1 client (0 is for partition = 'site')")
-        return self
+    @property
+    def num_clients(self) -> int | None:
+        """None leaves the number to the sites."""
+        return self.clients if self.clients is not None or self.partition == "site" else DEFAULT_CLIENTS
 
 
 class TrainingPlan(_Section):

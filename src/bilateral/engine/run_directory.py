@@ -64,7 +64,7 @@ class RunDirectory:
         os.replace(partial, self.metrics)  # noqa: PTH105 (the atomic one)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        (self.path / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (self.path / "result.json").write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _dated(plan: RunPlan) -> Path:

@@ -13,11 +13,11 @@ from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.data import Dataset, Split, load_dataset, partition
 from bilateral.engine.plan import ProtectionName, RunPlan
-from bilateral.errors import DataError
+from bilateral.errors import DataError, ModelError
 from bilateral.learning.client import TrainingClient, prepare_targets
 from bilateral.learning.halves import ClientHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
-from bilateral.learning.training import Training
+from bilateral.learning.training import SERVER, Training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.client import PerturbClient
@@ -55,7 +55,7 @@ def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
     shares = partition(
         dataset.train,
         plan.federation.partition,
-        plan.federation.clients or None,
+        plan.federation.num_clients,
         SeededRandomness(plan.seed, "partition"),
         proportions=plan.federation.proportions,
         alpha=plan.federation.alpha,
@@ -64,6 +64,8 @@ def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
     train = prepare_targets(dataset.train, dataset.num_outputs, loss)
     train = Split(train.inputs.to(dtype), train.targets, train.sites)
     clients = tuple(ClientData(share.name, train.subset(share.indices)) for share in shares)
+    if any(client.name == SERVER for client in clients):
+        raise DataError(f"A site is called {SERVER!r}, as the server is.", remedy="Rename the site.")
     if dataset.task == "classification" and not plan.federation.allow_single_class:
         _refuse_single_class(clients, dataset)
     return Federation(dataset, loss, clients, Split(dataset.test.inputs.to(dtype), dataset.test.targets))
@@ -83,8 +85,30 @@ def _refuse_single_class(clients: Sequence[ClientData], dataset: Dataset) -> Non
 
 def build_trainings(plan: RunPlan, federation: Federation, protections: Sequence[ProtectionName]) -> list[Training]:
     """One training per protection, all from the same initial model and with the same batches."""
-    graph = ScaleGraph.of(initial_model(plan, federation), federation.test.inputs[:2])
+    graph = analyse(plan, federation)
     return [build_training(plan, federation, initial_model(plan, federation), graph, p) for p in protections]
+
+
+def analyse(plan: RunPlan, federation: Federation) -> ScaleGraph:
+    """The scale graph of the plan's model, checked against the plan's data."""
+    model = initial_model(plan, federation)
+    graph = ScaleGraph.of(model, federation.test.inputs[:2])
+    if graph.num_outputs != federation.dataset.num_outputs:
+        raise ModelError(
+            f"The model has {graph.num_outputs} outputs, {federation.dataset.name} needs "
+            f"{federation.dataset.num_outputs}.",
+            remedy="Give its last Linear that many outputs.",
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
+    for client in federation.clients:
+        count = min(len(client.data), plan.training.batch_size or len(client.data))
+        if graph.statistics and count < 2:
+            raise DataError(
+                f"{client.name}: a batch of one sample cannot train a model with BatchNorm.",
+                remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",
+            )
+    return graph
 
 
 def initial_model(plan: RunPlan, federation: Federation) -> nn.Module:

@@ -13,7 +13,7 @@ from bilateral.data import Split, random_flip_crop
 from bilateral.errors import DataError, ProtocolError
 from bilateral.learning.halves import ClientHalf
 from bilateral.protocols.messages import Message, Upload
-from bilateral.randomness import Randomness
+from bilateral.randomness import Randomness, SeededRandomness
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ class TrainingClient:
         return self._schedule.batches_per_epoch
 
     def begin(self, message: Message, round_index: int) -> Message:
-        """Train on the round's batch. Dropout draws from a stream of its own, the same in every protection."""
+        """Train on the round's batch. Dropout draws from a stream of its own, derived from the round.
+
+        Under perturbation its masks fall on permuted channels: as random as without, but not the same ones.
+        """
         chosen = self._data.subset(self._schedule.batch(round_index))
         inputs = chosen.inputs
         generator = self._randomness.child("round", round_index).torch_generator()
@@ -97,9 +100,9 @@ class TrainingClient:
 def reordered(count: int, number: int) -> Tensor:
     """The `number`-th other order of a batch: the same sums, so a training that differs by rounding alone.
 
-    The first one is the reverse; the others are rotations of it.
+    (Not so with dropout, whose masks fall on samples by their place.)
     """
-    return torch.arange(count).flip(0).roll((number - 1) * max(1, count // 5))
+    return SeededRandomness(number, "reordering").permutation(count)
 
 
 def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:

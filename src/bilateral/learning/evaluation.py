@@ -16,7 +16,9 @@ Predict = Callable[[Tensor], Tensor]
 def evaluate(predict: Predict, split: Split, loss: str, *, batch_size: int = 512) -> dict[str, float]:
     """Metrics of `predict` (inputs -> outputs): accuracy, balanced accuracy and loss; or mean squared error and R^2."""
     with torch.no_grad():
-        chunks = [predict(part) for part in torch.split(split.inputs, batch_size)]
+        # Chunks of like size: a rest of one sample would be too few for BatchNorm in training mode.
+        num_chunks = -(-len(split) // batch_size)
+        chunks = [predict(part) for part in torch.tensor_split(split.inputs, num_chunks)]
     outputs = torch.cat(chunks).double()
     if split.targets.is_floating_point():
         targets = split.targets.double()

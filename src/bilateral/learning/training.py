@@ -59,10 +59,15 @@ class Training:
         if not bool(torch.isfinite(update.gradient).all()):
             raise NumericalRangeError(
                 f"The aggregated gradient of round {round_index} holds NaN or infinite values.",
-                remedy="Lower the learning rate; the model is as it was before the round.",
+                remedy="Lower the learning rate; the last checkpoint is from before.",
             )
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
         update_running_statistics(self.model, self.graph, update.statistics)
+        if not bool(torch.isfinite(self.weights()).all()):
+            raise NumericalRangeError(
+                f"The model's weights became NaN or infinite in round {round_index}.",
+                remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
+            )
 
     def weights(self) -> Tensor:
         """All parameters as one float64 vector."""

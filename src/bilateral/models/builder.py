@@ -141,6 +141,7 @@ class GraphBuilder:
     groupings: list[Grouping] = field(default_factory=list)
     statistics: list[Statistics] = field(default_factory=list)
     normalised_scales: list[Tensor] = field(default_factory=list)
+    per_sample_norm_scales: list[Tensor] = field(default_factory=list)
     num_tokens: int = 0
 
     def token(self) -> Tensor:

@@ -137,6 +137,7 @@ def group_norm(
     axis = Axis.of(channels)
     if num_groups > 1:
         builder.groupings.append(Grouping(num_groups, (axis,)))
+    builder.per_sample_norm_scales.append(channels.scale)
     return Identities.by_channel(
         _normalised(builder, site, weight, bias, channels, axis), site.output.shape, builder.token()
     )
@@ -158,6 +159,7 @@ def layer_norm(
         raise site.refuse("it normalises over the batch dimension", "Leave the batch out of `normalized_shape`.")
     builder.scales.merge_over(x.ids.scale, range(first, num_dims), f"normalised by {site.label} with a pinned value")
     line = builder.uniform(site, x, range(first)).map(lambda t: t.reshape(-1))
+    builder.per_sample_norm_scales.append(line.scale)
     result = _normalised(builder, site, weight, bias, line, Axis.of(line))
     size = x.meta.shape[first:]
     return Identities(

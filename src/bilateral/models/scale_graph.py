@@ -71,6 +71,8 @@ class ScaleGraph:
     statistics: tuple[StatisticsLayout, ...]
     num_scale_classes: int
     normalised_classes: Tensor
+    per_sample_norm_classes: Tensor
+    """Classes that enter a GroupNorm or LayerNorm: unlike BatchNorm's, their eps cannot be absorbed at export."""
     cells: NeuronCells
     head: str
     num_outputs: int
@@ -175,7 +177,11 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         [neuron_of[p] for p in builder.producers],
         [Grouping(g.num_groups, tuple(compress(side) for side in g.sides)) for g in builder.groupings],
     )
-    normalised = [scale_of[s.reshape(-1)] for s in builder.normalised_scales]
+
+    def classes(scales: Sequence[Tensor]) -> Tensor:
+        joined = [scale_of[s.reshape(-1)] for s in scales]
+        return torch.unique(torch.cat(joined)) if joined else torch.zeros(0, dtype=torch.int64)
+
     head_input = found.head_inputs.ids
     return ScaleGraph(
         parameters=tuple(layouts),
@@ -183,7 +189,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
             StatisticsLayout(s.module, scale_of[s.scale], compress(s.axis), s.tracked) for s in builder.statistics
         ),
         num_scale_classes=num_scales,
-        normalised_classes=torch.unique(torch.cat(normalised)) if normalised else torch.zeros(0, dtype=torch.int64),
+        normalised_classes=classes(builder.normalised_scales),
+        per_sample_norm_classes=classes(builder.per_sample_norm_scales),
         cells=cells,
         head=found.head,
         num_outputs=found.num_outputs,

@@ -49,12 +49,18 @@ def walk(model: nn.Module, example_input: Tensor) -> Walk:
             f"{type(model).__name__} cannot be copied: {error}.", remedy="Make the module copyable."
         ) from error
     graph, evaluated = _trace(copied.train()), _trace(copied.eval())
-    if [(n.op, n.target) for n in graph.nodes] != [(n.op, n.target) for n in evaluated.nodes]:
+    if [_spelled(n) for n in graph.nodes] != [_spelled(n) for n in evaluated.nodes]:
         raise ModelError(
             f"{type(model).__name__} computes something else in training than in evaluation.",
             remedy="Remove `if self.training` from `forward`; leave such switches to Dropout and BatchNorm.",
         )
     return _Walker(model, copied.train(), graph).run(example_input)
+
+
+def _spelled(node: fx.Node) -> tuple[object, ...]:
+    """A call with its arguments, to compare two traces; dropout is the one function that is told the mode."""
+    settings = "" if "dropout" in str(node.target) else f"{node.args} {node.kwargs}"
+    return (node.op, node.target, settings)
 
 
 def _trace(model: nn.Module) -> fx.Graph:

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError
+from bilateral.errors import NumericalRangeError, PlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
 
@@ -15,21 +15,26 @@ from bilateral.protocols.statistics import batch_statistics, collect_batch_stati
 def prefers_channels_last(model: nn.Module) -> bool:
     """Whether to run a network in channels-last format: faster than torch's default (`bench client-step` has both).
 
-    Only where every convolution is a plain Conv2d: torch's CPU library writes past a buffer in the channels-last
-    backward pass of strided 1x1 convolutions with few channels (oneDNN issue 6035), and grouped ones gain nothing.
-    And not with BatchNorm, whose channels-last kernel sums in float32 (the default one in float64): twice the error.
+    Not with BatchNorm, whose channels-last kernel sums in float32 (the default one in float64): twice the error.
     """
-    modules = list(model.modules())
-    convolutions = [m for m in modules if isinstance(m, nn.modules.conv._ConvNd)]
-    normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
-    return bool(convolutions) and not normalised and all(_is_plain(m) for m in convolutions)
+    has_images = any(isinstance(m, nn.Conv2d) for m in model.modules())
+    normalised = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    return has_images and not normalised and channels_last_is_safe(model)
 
 
-def _is_plain(layer: nn.modules.conv._ConvNd) -> bool:
-    one_by_one = set(layer.kernel_size) == {1}
-    strided = set(layer.stride) != {1}
-    blocks_of_channels = layer.in_channels % 16 == 0
-    return isinstance(layer, nn.Conv2d) and layer.groups == 1 and (blocks_of_channels or not (one_by_one and strided))
+def channels_last_is_safe(model: nn.Module) -> bool:
+    """Whether every weight with four dimensions belongs to a plain Conv2d.
+
+    torch's CPU library writes past a buffer in the channels-last backward pass of strided 1x1 convolutions with few
+    channels (oneDNN issue 6035); grouped ones have had faults of their own, and gain nothing.
+    """
+    plain = {m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and _is_plain(m)}
+    return all(p in plain for p in model.parameters() if p.dim() == 4)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    strided_one_by_one = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
+    return layer.groups == 1 and (layer.in_channels % 16 == 0 or not strided_one_by_one)
 
 
 class LocalModel:
@@ -41,11 +46,20 @@ class LocalModel:
         if channels_last is None:
             channels_last = prefers_channels_last(self.module)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
+        if channels_last and not channels_last_is_safe(self.module):
+            raise PlanError(
+                "memory_format = 'channels_last' is not safe for this model: torch may corrupt memory in its strided "
+                "1x1 or grouped convolutions.",
+                remedy="Use memory_format = 'auto'.",
+            )
         if channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._graph = graph
         own = dict(self.module.named_parameters())
         self.parameters = [own[p.name] for p in graph.parameters]
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.zero_()  # a client knows the architecture, not the server's weights
         head = self.module.get_submodule(graph.head)
         assert isinstance(head, nn.Linear)
         self.head = head

@@ -59,7 +59,7 @@ class Upload(Message):
         return super().num_bytes + 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecoveredUpdate:
     """The true aggregated gradient as a flat float64 vector, and plain batch statistics."""
 

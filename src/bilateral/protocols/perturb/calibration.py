@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bilateral.randomness import Randomness
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Calibration:
     """True head inputs of a few samples (samples x features, float64), and the spread of their logits."""
 

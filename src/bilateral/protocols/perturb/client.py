@@ -59,6 +59,8 @@ class PerturbClient:
                 message.partition,
             )
             return self._upload(message.round_index, passed, cotangents, weight)
+        if self._settings.noise == "offset":
+            activation_sum = activation_sum[:0]  # the server has no use for it, so it does not get it
         sent, blinders = cross_entropy.query(
             message.round_index,
             passed.outputs,

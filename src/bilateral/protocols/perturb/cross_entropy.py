@@ -69,7 +69,7 @@ def reply(
     randomness: Randomness,
 ) -> SoftmaxReply:
     """Step 2, server. `output_noise` is r, `blinders_of_output` is xi of each output's group."""
-    num_samples, num_outputs = message.activation_sum.shape[0], output_noise.shape[0]
+    num_samples, num_outputs, _ = message.blinded_exponentials.shape
     carrier = message.activation_sum if noise_follows_activation else torch.ones(num_samples, dtype=torch.float64)
     noise = carrier[:, None] * output_noise  # what the client's outputs carry
     largest = float(noise.max(1).values.sub(noise.min(1).values).max())

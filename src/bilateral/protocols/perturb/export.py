@@ -24,7 +24,7 @@ def perturbed_state(
     permute: bool = True,
 ) -> dict[str, Tensor]:
     """A state dict for a module of the same architecture, in evaluation mode."""
-    factors, exchange = draw_scaling(graph, scale_range, permute, randomness)
+    factors, exchange = draw_scaling(graph, scale_range, permute, randomness, exact_eps=True)
     named = dict(model.named_parameters())
     plain = graph.flatten(named, torch.float64)
     perturbed = graph.unflatten((graph.ratio(factors) * plain)[graph.source(exchange)])

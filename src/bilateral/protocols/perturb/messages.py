@@ -28,7 +28,7 @@ class PerturbedModel(Message):
 
 @dataclass(frozen=True)
 class SoftmaxQuery(Message):
-    """Per sample: the activation sum, and `exp(y_j - y_i)` plus the client's blinder of class i."""
+    """Per sample: the activation sum (activation noise only), and `exp(y_j - y_i)` plus the client's blinder of i."""
 
     round_index: int
     activation_sum: Tensor

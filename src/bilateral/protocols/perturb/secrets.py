@@ -33,13 +33,23 @@ class RoundSecrets:
 
 
 def draw_scaling(
-    graph: ScaleGraph, scale_range: tuple[float, float], permute: bool, randomness: Randomness
+    graph: ScaleGraph,
+    scale_range: tuple[float, float],
+    permute: bool,
+    randomness: Randomness,
+    *,
+    exact_eps: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Scale factors (class 0 is 1; at least 1 before a normalisation layer) and an exchange of neurons."""
+    """Scale factors (class 0 is 1; at least 1 before a normalisation layer) and an exchange of neurons.
+
+    `exact_eps` gives factor 1 to what enters a GroupNorm or LayerNorm, so that their eps acts as in the true model.
+    """
     low, high = scale_range
     factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
     # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
     factors[graph.normalised_classes] = factors[graph.normalised_classes] / low
+    if exact_eps:
+        factors[graph.per_sample_norm_classes] = 1.0
     factors[0] = 1.0
     if not permute:
         return factors, torch.arange(graph.cells.num_neurons)
@@ -56,7 +66,7 @@ def draw_secrets(
     directions = randomness.signs(outputs) * randomness.uniform(outputs, low=0.5, high=1.5)
     partition = torch.arange(outputs)[randomness.permutation(outputs)] % m
     spread = randomness.signs(m) * randomness.log_uniform(m, low=0.5, high=2.0)
-    size = _noise_size(graph, settings, calibration, factors, directions, spread[partition])
+    size = _noise_size(graph, settings, calibration, factors, directions)
     return RoundSecrets(
         scale_factors=factors,
         exchange=exchange,
@@ -75,16 +85,18 @@ def _noise_size(
     calibration: Calibration,
     factors: Tensor,
     directions: Tensor,
-    spread: Tensor,
 ) -> float:
-    """The factor that brings the noise to `noise_ratio` times the spread of the logits."""
+    """The factor that brings noise along `directions` to `noise_ratio` times the spread of the logits.
+
+    The group secrets themselves vary around it by a factor of 2 either way: their size must not be a known number.
+    """
     carrier = 1.0
     if settings.noise == "activation":
         scale = factors[graph.head_input_classes]
         alpha, without_cancelling = calibration.head_inputs @ scale, calibration.head_inputs.abs() @ scale
         # A normalised head input sums to almost 0: noise sized by that alone would dwarf the head's weights.
         carrier = max(_root_mean_square(alpha), 0.01 * _root_mean_square(without_cancelling)) or 1.0
-    return settings.noise_ratio * calibration.logit_spread / (carrier * _root_mean_square(directions * spread))
+    return settings.noise_ratio * calibration.logit_spread / (carrier * _root_mean_square(directions))
 
 
 def _root_mean_square(values: Tensor) -> float:

@@ -80,11 +80,12 @@ class PerturbServer:
         """Step 2, cross entropy."""
         secrets = self._current(message.round_index, sender)
         outputs = self._graph.num_outputs
-        num_samples = message.activation_sum.numel()
-        if num_samples == 0:
+        if message.blinded_exponentials.numel() == 0:
             raise ProtocolError(f"SoftmaxQuery from {sender} has no samples.", remedy="Leave out clients without data.")
-        message.expect_shape(sender, "activation_sum", (num_samples,))
+        num_samples = len(message.blinded_exponentials)
         message.expect_shape(sender, "blinded_exponentials", (num_samples, outputs, outputs - 1))
+        num_sums = num_samples if self._settings.noise == "activation" else 0
+        message.expect_shape(sender, "activation_sum", (num_sums,))
         message.check_finite(sender)
         if sender in self._answered:  # a second one would be blinded anew: two equations for one unknown
             raise ProtocolError(
@@ -142,19 +143,6 @@ class PerturbServer:
             measured = Calibration(tensors["head_inputs"], float(tensors["logit_spread"]))
             self._calibration = (int(tensors["interval"]), measured)
 
-    def effective_eps(self) -> dict[str, Tensor]:
-        """The eps with which each BatchNorm acts on the true channels in this round: eps / scale^2.
-
-        Part of the secrets; for oracles that check recovery of networks with BatchNorm.
-        """
-        assert self._secrets is not None
-        effective = {}
-        for layout in self._graph.statistics:
-            module = self._model.get_submodule(layout.module)
-            assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-            effective[layout.module] = module.eps / self._secrets.scale_factors[layout.scale_classes] ** 2
-        return effective
-
     def _calibrated(self, round_index: int) -> Calibration:
         if self._calibration is None or round_index // CALIBRATE_EVERY != self._calibration[0]:
             self._calibration = (round_index // CALIBRATE_EVERY, self._calibrator.measure())
@@ -175,25 +163,27 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
         Claim(
             "the values of the model's parameters (they are known up to the network's symmetries)",
             "clients",
-            "the scale factors, the permutation and the group secrets of the round stay with the server",
-        ),
-        Claim(
-            "the model's outputs, from a client that does not try to fit the group secrets",
-            "clients",
-            "the client has no labelled samples to fit with (it has: see the leaks)",
+            "clients know neither the round's secrets nor the parameters beforehand (initial weights, frozen layers)",
         ),
     )
     leaks = [
         Leak(
-            f"the function the model computes: {settings.num_partitions} group secret(s) can be fitted with "
-            "a few labelled samples",
+            f"the function the model computes: the {settings.num_partitions} group secret(s) are fitted with a few "
+            "labelled samples, and guessed to a factor of 2 without any",
             "clients",
             1,
         ),
-        Leak("path products of weights, which scaling does not change", "clients that compare rounds", 7),
         Leak("each client's upload: it is a gradient, and is not masked in this protection", "server", 3),
+        Leak(
+            "path products of weights, and directions of first-layer neurons, from round to round",
+            "clients that compare rounds",
+            7,
+        ),
+        Leak("factors of parameters whose true value it knows, such as a fresh BatchNorm's 1", "clients", 9),
     ]
     if settings.loss == "ce":
         leaks.append(Leak("every true softmax, by a linear system of a few samples", "clients", 2))
         leaks.append(Leak("the softmax of every training sample, from the query of the exchange", "server", 8))
+        if settings.noise == "activation":
+            leaks.append(Leak("the sum of every training sample's head inputs, from the query", "server", 10))
     return Guarantee("perturbation", claims, tuple(leaks))
