@@ -186,4 +186,4 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
         leaks.append(Leak("the softmax of every training sample, from the query of the exchange", "server", 8))
         if settings.noise == "activation":
             leaks.append(Leak("the sum of every training sample's head inputs, from the query", "server", 10))
-    return Guarantee("perturbation", claims, tuple(leaks))
+    return Guarantee("perturbation", claims, tuple(sorted(leaks, key=lambda leak: leak.ledger_line)))
