@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,21 +21,75 @@ from bilateral.models.builder import Axis, Binding
 
 @dataclass(frozen=True)
 class _Weight:
-    """A parameter with rows and columns: where it lies, where its axes lie among all axes, how it is scaled."""
+    """A parameter with rows and columns, and where its pieces lie in the vectors that are prepared for all weights."""
 
     target: slice
     shape: torch.Size
-    binding: Binding
+    groups: int
     rows: slice
     columns: slice
+    numerators: slice
+    numerator_shape: torch.Size
+    denominators: slice
+    denominator_shape: torch.Size
 
-    @property
-    def columns_per_group(self) -> int:
-        return int(self.columns.stop - self.columns.start) // self.binding.groups
 
-    @property
-    def rows_per_group(self) -> int:
-        return int(self.rows.stop - self.rows.start) // self.binding.groups
+class _Weights:
+    """All parameters with rows and columns, so that what they have in common is gathered once a round."""
+
+    def __init__(self) -> None:
+        self.each: list[_Weight] = []
+        self._rows = _Pieces()
+        self._row_steps = _Pieces()
+        self._row_offsets = _Pieces()
+        self._columns = _Pieces()
+        self._column_counts = _Pieces()
+        self._column_steps = _Pieces()
+        self._numerators = _Pieces()
+        self._denominators = _Pieces()
+
+    def add(self, target: slice, shape: torch.Size, binding: Binding, rows: slice, columns: slice) -> None:
+        assert binding.numerator is not None
+        assert binding.denominator is not None
+        kernel, per_group = math.prod(shape[2:]), int(columns.stop - columns.start) // binding.groups
+        num_rows, num_columns = rows.stop - rows.start, columns.stop - columns.start
+        self._row_steps.add(torch.full((num_rows,), per_group * kernel))
+        self._row_offsets.add(torch.full((num_rows,), target.start))
+        self._column_counts.add(torch.full((num_columns,), per_group))
+        self._column_steps.add(torch.full((num_columns,), kernel))
+        self.each.append(
+            _Weight(
+                target,
+                shape,
+                binding.groups,
+                self._rows.add(torch.arange(rows.start, rows.stop)),
+                self._columns.add(torch.arange(columns.start, columns.stop)),
+                self._numerators.add(binding.numerator.reshape(-1)),
+                binding.numerator.shape,
+                self._denominators.add(binding.denominator.reshape(-1)),
+                binding.denominator.shape,
+            )
+        )
+
+    def write_ratio(self, scale_factors: Tensor, result: Tensor) -> None:
+        numerators = scale_factors.index_select(0, self._numerators.joined)
+        denominators = (1.0 / scale_factors).index_select(0, self._denominators.joined)
+        for weight in self.each:
+            above = numerators[weight.numerators].view(weight.numerator_shape)
+            below = denominators[weight.denominators].view(weight.denominator_shape)
+            # One product a row and column, spread over the kernel while it is copied.
+            result[weight.target].view(weight.shape).copy_(above * below)
+
+    def write_source(self, places: Tensor, result: Tensor) -> None:
+        """source = (row * columns + column) * kernel + place in the kernel, from where the parameter starts."""
+        rows = places.index_select(0, self._rows.joined) * self._row_steps.joined + self._row_offsets.joined
+        columns = places.index_select(0, self._columns.joined) % self._column_counts.joined * self._column_steps.joined
+        for weight in self.each:
+            # A row has only the columns of its own group.
+            matrix = rows[weight.rows].view(weight.groups, -1, 1) + columns[weight.columns].view(weight.groups, 1, -1)
+            kernel = math.prod(weight.shape[2:])
+            view = result[weight.target].view(*matrix.shape, kernel)
+            torch.add(matrix[..., None], torch.arange(kernel), out=view)
 
 
 class FlatMaps:
@@ -47,7 +102,7 @@ class FlatMaps:
     ) -> None:
         self._axes = _AllAxes()
         self._num_elements = sum(shape.numel() for _, shape, _ in layouts)
-        self._weights: list[_Weight] = []
+        self._weights = _Weights()
         self._fixed: list[slice] = []
         places, targets, offsets = [], [], []
         scaled, classes = [], []
@@ -57,7 +112,7 @@ class FlatMaps:
             if binding is not None and binding.inputs is not None and binding.outputs is not None:
                 sides = [self._axes.add(axis) for axis in (binding.outputs, binding.inputs)]
                 rows, columns = reversed(sides) if binding.transposed else sides
-                self._weights.append(_Weight(target, shape, binding, rows, columns))
+                self._weights.add(target, shape, binding, rows, columns)
                 continue
             if binding is None or binding.outputs is None:
                 self._fixed.append(target)
@@ -98,17 +153,11 @@ class FlatMaps:
         return len(self._statistics_places)
 
     def ratio(self, scale_factors: Tensor) -> Tensor:
-        inverse = 1.0 / scale_factors
         result = torch.empty(self._num_elements, dtype=scale_factors.dtype)
         result.index_copy_(0, self._scaled_targets, scale_factors.index_select(0, self._scaled_classes))
         for target in self._unscaled:
             result[target] = 1.0
-        for weight in self._weights:
-            numerator, denominator = weight.binding.numerator, weight.binding.denominator
-            assert numerator is not None
-            assert denominator is not None
-            # One product a row and column, spread over the kernel while it is copied.
-            result[weight.target].view(weight.shape).copy_(scale_factors[numerator] * inverse[denominator])
+        self._weights.write_ratio(scale_factors, result)
         return result
 
     def source(self, exchange: Tensor) -> Tensor:
@@ -118,8 +167,7 @@ class FlatMaps:
         result.index_copy_(0, self._vector_targets, moved)
         for target in self._fixed:
             result[target] = torch.arange(target.start, target.stop)
-        for weight in self._weights:
-            _write_weight_source(weight, places, result)
+        self._weights.write_source(places, result)
         return result
 
     def unscale(self, statistics: Tensor, scale_factors: Tensor, exchange: Tensor) -> Tensor:
@@ -127,20 +175,6 @@ class FlatMaps:
         plain = torch.empty(len(statistics), dtype=torch.float64)
         plain.index_copy_(0, places + self._statistics_bases, statistics.double())
         return plain / scale_factors[self._statistics_classes] ** self._statistics_powers
-
-
-def _write_weight_source(weight: _Weight, places: Tensor, result: Tensor) -> None:
-    kernel = math.prod(weight.shape[2:])
-    per_group, groups = weight.columns_per_group, weight.binding.groups
-    rows, columns = places[weight.rows], places[weight.columns]
-    base = rows * (per_group * kernel) + weight.target.start
-    if groups == 1:
-        matrix = base[:, None] + columns * kernel
-    else:  # a row has only the columns of its own group
-        own = (columns % per_group * kernel).view(groups, 1, per_group)
-        matrix = (base.view(groups, weight.rows_per_group, 1) + own).view(len(rows), per_group)
-    view = result[weight.target].view(len(rows), per_group, kernel)
-    torch.add(matrix[:, :, None], torch.arange(kernel), out=view)
 
 
 class _AllAxes:
@@ -180,6 +214,24 @@ class _AllAxes:
         result = torch.empty_like(moved)
         result.index_copy_(0, torch.argsort(moved, stable=True), self._plain_order)
         return result - self._start
+
+
+class _Pieces:
+    """A vector that is put together piece by piece."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Tensor] = []
+        self._length = 0
+
+    def add(self, piece: Tensor) -> slice:
+        """Where the piece lies."""
+        self._pieces.append(piece)
+        self._length += len(piece)
+        return slice(self._length - len(piece), self._length)
+
+    @cached_property
+    def joined(self) -> Tensor:
+        return _joined(self._pieces)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
