@@ -24,7 +24,7 @@ from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import Randomness, SecureRandomness
 
-CALIBRATE_EVERY = 10
+CALIBRATE_EVERY = 20
 """Rounds between two looks at the true model's magnitudes, which change slowly."""
 
 
