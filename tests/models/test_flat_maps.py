@@ -57,3 +57,15 @@ def test_ratio_source_and_unscale_equal_the_loops(graph, seed):
 
 def test_statistics_that_are_not_tracked_are_not_counted(graph):
     assert graph.num_statistics == 2 * (6 + 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_and_small_vectors_are_moved_back_alike(graph, seed, monkeypatch):
+    exchange = graph.cells.draw(SeededRandomness(seed))
+    source = graph.source(exchange)
+    plain = torch.arange(graph.num_parameters, dtype=torch.float64)
+    small = graph.move_back(plain[source], source, exchange)
+    monkeypatch.setattr("bilateral.models.scale_graph._LARGE", 0)
+    large = graph.move_back(plain[source], source, exchange)
+    assert torch.equal(small, plain)
+    assert torch.equal(large, plain)

@@ -30,7 +30,7 @@ from bilateral.models.identities import UnionFind
 from bilateral.models.permutation import NeuronCells, find_cells
 from bilateral.models.tracing import Walk, walk
 
-_PINNED: Final = 0
+_LARGE: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,13 @@ class ScaleGraph:
     def source(self, exchange: Tensor) -> Tensor:
         """For every element of the perturbed vector, the index of the plain element that stands there."""
         return self._maps.source(exchange)
+
+    def move_back(self, vector: Tensor, source: Tensor, exchange: Tensor) -> Tensor:
+        """The inverse of `plain[source]`: each element of a perturbed vector back to its plain place."""
+        if len(vector) < _LARGE:
+            return torch.empty_like(vector).scatter_(0, source, vector)
+        # torch scatters on one core and gathers on all: for large models the inverse map pays.
+        return vector.index_select(0, self.source(torch.argsort(exchange)))
 
     def unscale(self, statistics: Tensor, scale_factors: Tensor, exchange: Tensor) -> Tensor:
         """Batch statistics from scaled and permuted channels to plain ones: mean / s, variance / s^2, in order."""

@@ -122,8 +122,11 @@ class PerturbServer:
                 f"Expected {self._graph.num_statistics} batch statistics, got {tuple(total.statistics.shape)}.",
                 remedy="Both sides must run the same plan.",
             )
-        combined = (coefficients / total.total_weight) @ total.terms
-        gradient = torch.empty_like(combined).scatter_(0, secrets.source, combined).mul_(secrets.ratio)
+        weights = (coefficients / total.total_weight).tolist()
+        combined = total.terms[0] * weights[0]
+        for term, weight in zip(total.terms[1:], weights[1:], strict=True):
+            combined.add_(term, alpha=weight)
+        gradient = self._graph.move_back(combined, secrets.source, secrets.exchange).mul_(secrets.ratio)
         statistics = self._graph.unscale(total.statistics / total.total_weight, secrets.scale_factors, secrets.exchange)
         return RecoveredUpdate(gradient, statistics)
 
