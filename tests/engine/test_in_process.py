@@ -334,6 +334,21 @@ def test_a_test_split_of_513_samples_with_batch_norm_is_no_problem():
     assert run(plan(**names, **model), save=False).finished
 
 
+def single_test_sample():
+    from bilateral.data import Dataset
+
+    odd = odd_test_split()
+    return Dataset("one", "classification", odd.train, odd.test.subset(torch.arange(1)), 2)
+
+
+def test_a_single_test_sample_with_batch_norm_ends_without_a_view():
+    names = {"data__name": "tests.engine.test_in_process:single_test_sample", "data__options": {}}
+    model = {"model__name": "tests.engine.test_in_process:normalised_model", "model__options": {}}
+    result = run(plan(**names, **model), save=False)
+    assert result.finished
+    assert result.view is None
+
+
 def narrow_model(input_shape, num_outputs):
     return nn.Sequential(nn.Linear(input_shape[0], 6), nn.ReLU(), nn.Linear(6, 1))
 

@@ -31,9 +31,14 @@ class ClientView:
         return asdict(self)
 
 
-def client_view(training: Training, message: PerturbedModel, split: Split, loss: str) -> ClientView:
-    """Compare `message` with the model it was made from; predictions are read off as they come."""
+def client_view(training: Training, message: PerturbedModel, split: Split, loss: str) -> ClientView | None:
+    """Compare `message` with the model it was made from; predictions are read off as they come.
+
+    None where there is nothing to compare on: BatchNorm cannot normalise a single test sample by itself.
+    """
     graph = training.graph
+    if graph.statistics and len(split) < 2:
+        return None
     seen = copy.deepcopy(training.model)
     values = graph.unflatten(message.parameters)
     with torch.no_grad():
@@ -44,7 +49,8 @@ def client_view(training: Training, message: PerturbedModel, split: Split, loss:
     for module in seen.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
-    metric, as_seen = main_metric(evaluate(seen, split, loss))
+    with torch.random.fork_rng(devices=[]):  # a functional dropout draws even here
+        metric, as_seen = main_metric(evaluate(seen, split, loss))
     _, true = main_metric(evaluate(training.predict, split, loss))
     return ClientView(
         relative_difference(message.parameters.double(), training.weights()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def reduced(
     result = builder.uniform(site, x, dims).changed(builder.token())
     if keepdim:
         for d in dims:
-            result = result.map(lambda t, d=d: t.unsqueeze(d))  # type: ignore[misc]
+            result = result.map(partial(torch.unsqueeze, dim=d))
     return result
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from bilateral.errors import NumericalRangeError, ProtocolError
 
 
+@dataclass(frozen=True)
 class Message:
     """What the messages have in common: they know their size and check themselves at the edge."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for item in fields(self):  # type: ignore[arg-type]
+        for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
                 yield item.name, value

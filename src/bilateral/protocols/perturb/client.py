@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -114,19 +116,12 @@ class PerturbClient:
         check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
 
 
+@dataclass(frozen=True, repr=False)
 class _Pending:
     """What the client keeps between its query and the server's reply."""
 
-    def __init__(
-        self,
-        model: PerturbedModel,
-        passed: ForwardPass,
-        targets: Tensor,
-        weight: int,
-        blinders: cross_entropy.ClientBlinders,
-    ) -> None:
-        self.model = model
-        self.passed = passed
-        self.targets = targets
-        self.weight = weight
-        self.blinders = blinders
+    model: PerturbedModel
+    passed: ForwardPass
+    targets: Tensor
+    weight: int
+    blinders: cross_entropy.ClientBlinders
