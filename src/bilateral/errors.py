@@ -2,12 +2,16 @@
 
     BilateralError                what was expected, what came, what to do
     |-- PlanError                 a plan or a command-line option does not make sense
+    |   `-- UnsoundPlanError      a combination of protections whose claim would not hold
     |-- DataError                 data are missing, malformed, or unfit for the plan
     |   `-- MissingDataError      a file is not where it was looked for
     |-- ModelError                a model cannot be built or protected
     |   `-- UnsupportedLayerError a layer has no rule in the scale graph
     |-- ProtocolError             a message, or a value inside one, breaks the protocol
-    |   `-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
+    |   |-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
+    |   |-- MalformedMessageError bytes that are no message, or a message with a part missing or too much
+    |   |-- AuthenticationError   a key, signature or sealed share is not of whom it claims to be
+    |   `-- ThresholdError        too few clients are left to unmask a sum
     `-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
 
 The command line prints the message and exits with code 2; it never shows a traceback for these.
@@ -26,6 +30,10 @@ class BilateralError(Exception):
 
 class PlanError(BilateralError):
     """A plan or a command-line option does not make sense."""
+
+
+class UnsoundPlanError(PlanError):
+    """A combination of protections whose claim would not hold."""
 
 
 class DataError(BilateralError):
@@ -50,6 +58,18 @@ class ProtocolError(BilateralError):
 
 class NumericalRangeError(ProtocolError):
     """A value is NaN, infinite, or outside the range in which recovery is exact."""
+
+
+class MalformedMessageError(ProtocolError):
+    """Bytes that are no message, or a message with a part missing or too much."""
+
+
+class AuthenticationError(ProtocolError):
+    """A key, signature or sealed share is not of whom it claims to be."""
+
+
+class ThresholdError(ProtocolError):
+    """Too few clients are left to unmask a sum. Nothing was learned from the round, and the model is untouched."""
 
 
 class CheckpointError(BilateralError):

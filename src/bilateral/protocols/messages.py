@@ -24,8 +24,8 @@ class Message:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the arrays as raw buffers."""
-        return sum(t.numel() * t.element_size() for _, t in self.tensors())
+        """Size of what the fields hold, arrays as raw buffers; names and framing add little to it (`wire`)."""
+        return sum(_num_bytes(getattr(self, item.name)) for item in fields(self))
 
     def check_finite(self, sender: str) -> None:
         for name, tensor in self.tensors():
@@ -46,6 +46,22 @@ class Message:
             )
 
 
+def _num_bytes(value: object) -> int:
+    match value:
+        case Tensor():
+            return value.numel() * value.element_size()
+        case bytes():
+            return len(value)
+        case str():
+            return len(value.encode())
+        case int():
+            return 8
+        case tuple():
+            return sum(_num_bytes(part) for part in value)
+        case _:
+            raise TypeError(f"a message cannot hold {type(value).__name__}")
+
+
 @dataclass(frozen=True)
 class Upload(Message):
     """Batch means of all terms (terms x parameters), batch statistics, and the client's weight in the average."""
@@ -54,10 +70,6 @@ class Upload(Message):
     weight: int
     terms: Tensor
     statistics: Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        return super().num_bytes + 8
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,0 +1,149 @@
+"""Messages as bytes and back, without pickle: what a transport sends, and the edge where malformed input ends.
+
+    magic "BLT1" | header length (4 bytes) | header (JSON) | payload
+
+The header names the message's type and, for each field, what it is; numbers and text stand in the header itself, bytes and
+arrays lie one after the other in the payload. A decoder is given the message types it is willing to read. Whatever
+else arrives (another type, a field too many, a wrong length, an unknown dtype, bytes left over) is refused as
+`MalformedMessageError`, naming the sender.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Final, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import MalformedMessageError
+from bilateral.protocols.messages import Message
+
+_MAGIC: Final = b"BLT1"
+_MAX_HEADER: Final = 1 << 24
+_MAX_DIMENSIONS: Final = 8
+_DTYPES: Final = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64)}
+_M = TypeVar("_M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as one string of bytes."""
+    payload: list[bytes] = []
+    described = {item.name: _describe(getattr(message, item.name), payload) for item in fields(message)}
+    header = json.dumps({"type": type(message).__name__, "fields": described}, separators=(",", ":")).encode()
+    return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *payload])
+
+
+def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
+    """The inverse of `encode`. Only messages of `types` are read."""
+    header, payload = _split(data, sender)
+    known = {t.__name__: t for t in types}
+    name = header.get("type")
+    if not isinstance(name, str) or name not in known:
+        raise _refusal(sender, f"expected one of {', '.join(sorted(known))}, got type {name!r}")
+    described = header.get("fields")
+    hints = get_type_hints(known[name])
+    expected = {item.name: hints[item.name] for item in fields(known[name])}
+    if not isinstance(described, dict) or set(described) != set(expected) or set(header) != {"type", "fields"}:
+        raise _refusal(sender, f"{name} has the fields {', '.join(expected)}, and no others")
+    reader = _Reader(payload, sender)
+    values = {field: reader.read(f"{name}.{field}", described[field], expected[field]) for field in expected}
+    reader.expect_end()
+    return known[name](**values)
+
+
+def _refusal(sender: str, what: str) -> MalformedMessageError:
+    return MalformedMessageError(
+        f"Malformed message from {sender}: {what}.", remedy="Both sides must run the same version of the protocol."
+    )
+
+
+def _describe(value: object, payload: list[bytes]) -> Any:
+    match value:
+        case bool() | None:
+            raise TypeError(f"a message cannot hold {value!r}")
+        case int() | str():
+            return value
+        case bytes():
+            payload.append(value)
+            return {"bytes": len(value)}
+        case Tensor():
+            dtype = str(value.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise TypeError(f"a message cannot hold {value.dtype}")
+            payload.append(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            return {"dtype": dtype, "shape": list(value.shape)}
+        case tuple():
+            return [_describe(part, payload) for part in value]
+        case _:
+            raise TypeError(f"a message cannot hold {type(value).__name__}")
+
+
+def _split(data: bytes, sender: str) -> tuple[dict[str, Any], memoryview]:
+    start = len(_MAGIC) + 4
+    if len(data) < start or data[: len(_MAGIC)] != _MAGIC:
+        raise _refusal(sender, "it does not begin as a message does")
+    length = int.from_bytes(data[len(_MAGIC) : start], "little")
+    if length > _MAX_HEADER or start + length > len(data):
+        raise _refusal(sender, f"its header of {length} bytes is cut off or too long")
+    try:
+        header = json.loads(data[start : start + length])
+    except (ValueError, RecursionError) as error:
+        raise _refusal(sender, "its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise _refusal(sender, "its header is not an object")
+    return header, memoryview(data)[start + length :]
+
+
+class _Reader:
+    """Reads fields in order from a payload, and accounts for every byte of it."""
+
+    def __init__(self, payload: memoryview, sender: str) -> None:
+        self._payload = payload
+        self._sender = sender
+        self._position = 0
+
+    def read(self, field: str, described: Any, expected: Any) -> Any:
+        if expected is int and type(described) is int and abs(described) < 1 << 63:
+            return described
+        if expected is str and isinstance(described, str) and _is_text(described):
+            return described
+        if expected is bytes and isinstance(described, dict) and set(described) == {"bytes"}:
+            return bytes(self._take(field, described["bytes"]))
+        if expected is Tensor and isinstance(described, dict) and set(described) == {"dtype", "shape"}:
+            return self._tensor(field, described["dtype"], described["shape"])
+        inner = getattr(expected, "__args__", ())
+        if len(inner) == 2 and inner[1] is Ellipsis and isinstance(described, list):
+            return tuple(self.read(field, part, inner[0]) for part in described)
+        raise _refusal(self._sender, f"`{field}` is not what the message should have there")
+
+    def expect_end(self) -> None:
+        if self._position != len(self._payload):
+            raise _refusal(self._sender, f"{len(self._payload) - self._position} bytes are left over")
+
+    def _take(self, field: str, count: Any) -> memoryview:
+        left = len(self._payload) - self._position
+        if type(count) is not int or not 0 <= count <= left:
+            raise _refusal(self._sender, f"`{field}` needs {count!r} bytes, {left} are left")
+        self._position += count
+        return self._payload[self._position - count : self._position]
+
+    def _tensor(self, field: str, name: Any, shape: Any) -> Tensor:
+        if not isinstance(name, str) or name not in _DTYPES:
+            raise _refusal(self._sender, f"`{field}` has the unknown dtype {name!r}")
+        fits = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
+        if not fits or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+            raise _refusal(self._sender, f"`{field}` has no valid shape")
+        dtype = _DTYPES[name]
+        raw = self._take(field, math.prod(shape) * dtype.itemsize)
+        if not raw:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+
+
+def _is_text(value: str) -> bool:
+    """JSON can name half a character (a lone surrogate), which no text can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
