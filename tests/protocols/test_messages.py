@@ -63,9 +63,9 @@ def ce():
 
 def test_messages_know_their_size(ce):
     query = ce.train()
-    assert query.num_bytes == 8 * (4 + 4 * 3 * 2)
+    assert query.num_bytes == 8 * (1 + 4 + 4 * 3 * 2)
     upload = ce.client.receive(ce.server.answer("anna", query))
-    assert upload.num_bytes == upload.terms.numel() * 4 + upload.statistics.numel() * 4 + 8
+    assert upload.num_bytes == upload.terms.numel() * 4 + upload.statistics.numel() * 4 + 16
 
 
 @pytest.mark.parametrize("name", ["parameters", "output_directions", "partition"])

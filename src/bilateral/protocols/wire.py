@@ -2,9 +2,9 @@
 
     magic "BLT1" | header length (4 bytes) | header (JSON) | payload
 
-The header names the message's type and, for each field, what it is; numbers and text stand in the header itself, bytes and
-arrays lie one after the other in the payload. A decoder is given the message types it is willing to read. Whatever
-else arrives (another type, a field too many, a wrong length, an unknown dtype, bytes left over) is refused as
+The header names the message's type and, for each field, what it is; numbers and text stand in the header itself,
+bytes and arrays lie one after the other in the payload. A decoder is given the message types it is willing to read.
+Whatever else arrives (another type, a field too many, a wrong length, an unknown dtype, bytes left over) is refused as
 `MalformedMessageError`, naming the sender.
 """
 
@@ -115,7 +115,7 @@ class _Reader:
             return bytes(self._take(field, described["bytes"]))
         if expected is Tensor and isinstance(described, dict) and set(described) == {"dtype", "shape"}:
             return self._tensor(field, described["dtype"], described["shape"])
-        inner = getattr(expected, "__args__", ())
+        inner: tuple[Any, ...] = getattr(expected, "__args__", ())
         if len(inner) == 2 and inner[1] is Ellipsis and isinstance(described, list):
             return tuple(self.read(field, part, inner[0]) for part in described)
         raise _refusal(self._sender, f"`{field}` is not what the message should have there")
