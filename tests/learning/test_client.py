@@ -36,10 +36,11 @@ def test_epochs_are_shuffled_anew():
 @given(num_clients=st.integers(1, 30), participation=st.floats(0.01, 1.0), round_index=st.integers(0, 9))
 @settings(deadline=None, derandomize=True)
 def test_sampled_clients_are_distinct_and_as_many_as_asked(num_clients, participation, round_index):
-    chosen = sample_clients(num_clients, participation, round_index, SeededRandomness(1))
+    names = [f"client-{k}" for k in range(num_clients)]
+    chosen = sample_clients(names, participation, round_index, SeededRandomness(1))
     assert len(set(chosen)) == len(chosen)
     assert max(1, participation * num_clients - 1e-6) <= len(chosen) <= participation * num_clients + 1
-    assert all(0 <= c < num_clients for c in chosen)
+    assert list(chosen) == [name for name in names if name in chosen]
 
 
 def test_mse_on_classes_uses_one_hot_targets():

@@ -17,7 +17,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.local_model import LocalModel
-from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, RoundModel, Upload
 from bilateral.protocols.perturb.settings import Loss
 
 GUARANTEE = Guarantee(
@@ -31,11 +31,8 @@ GUARANTEE = Guarantee(
 
 
 @dataclass(frozen=True)
-class PlainModel(Message):
-    """The parameters of one round as a flat vector."""
-
-    round_index: int
-    parameters: Tensor
+class PlainModel(RoundModel):
+    """The parameters as they are."""
 
 
 class FedAvgServer:

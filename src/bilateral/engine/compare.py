@@ -32,9 +32,12 @@ class _Lane:
     transcript: Transcript = field(default_factory=Transcript)
     seconds: list[float] = field(default_factory=list)
 
-    def advance(self, round_index: int, participants: Sequence[int]) -> None:
+    def __post_init__(self) -> None:
+        self.exchange = self.training.local_exchange(self.transcript.record)
+
+    def advance(self, round_index: int, participants: Sequence[str]) -> None:
         started = time.perf_counter()
-        self.training.advance(round_index, participants, self.transcript.record)
+        self.training.advance(round_index, participants, self.exchange)
         self.seconds.append(time.perf_counter() - started)
 
 
@@ -50,11 +53,11 @@ def compare(
     federation = load_federation(plan, data_dir)
     graph = analyse(plan, federation)
     controls = [f"{REORDERED}-{number + 1}" for number in range(num_controls)]
-    names = ["fedavg", *controls, *protections]
-    lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in names]
+    lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in ("fedavg", *controls, *protections)]
+    names = [client.name for client in federation.clients]
     randomness = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
-        participants = sample_clients(len(federation.clients), plan.federation.participation, round_index, randomness)
+        participants = sample_clients(names, plan.federation.participation, round_index, randomness)
         for lane in lanes:
             lane.advance(round_index, participants)
         if on_round is not None:

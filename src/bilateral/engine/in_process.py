@@ -149,6 +149,10 @@ class _Loop:
         self._seconds_before = 0.0
         self._largest_difference = 0.0
         self._randomness = SeededRandomness(plan.seed, "federation")
+        self._names = [client.name for client in federation.clients]
+        self._exchange = self._main.local_exchange(transcript.record)
+        if self._reference is not None:
+            self._reference_exchange = self._reference.local_exchange(_no_record)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         assert self._directory is not None
@@ -185,12 +189,10 @@ class _Loop:
         return self._result(self._seconds_before + time.perf_counter() - started)
 
     def _advance(self, round_index: int) -> None:
-        participants = sample_clients(
-            len(self._main.clients), self._plan.federation.participation, round_index, self._randomness
-        )
-        self._main.advance(round_index, participants, self._transcript.record)
-        if self._reference is not None:
-            self._reference.advance(round_index, participants, _no_record)
+        participants = sample_clients(self._names, self._plan.federation.participation, round_index, self._randomness)
+        contributors = self._main.advance(round_index, participants, self._exchange)
+        if self._reference is not None:  # FedAvg over the same clients
+            self._reference.advance(round_index, contributors, self._reference_exchange)
 
     def _difference(self) -> float | None:
         if self._reference is None:

@@ -14,10 +14,12 @@ from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.data import Dataset, Split, load_dataset, partition
 from bilateral.engine.plan import ProtectionName, RunPlan
 from bilateral.errors import DataError, ModelError
-from bilateral.learning.client import TrainingClient, prepare_targets
+from bilateral.learning.aggregation import PlainAggregation
+from bilateral.learning.client import BatchSchedule, TrainingClient, prepare_targets
+from bilateral.learning.exchange import SERVER
 from bilateral.learning.halves import ClientHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
-from bilateral.learning.training import SERVER, Training
+from bilateral.learning.training import Training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.client import PerturbClient
@@ -168,18 +170,20 @@ def build_training(
         TrainingClient(
             half,
             c.data,
-            plan.training.batch_size,
-            SeededRandomness(plan.seed, "client", c.name),
+            BatchSchedule(len(c.data), plan.training.batch_size, own.child("batches")),
+            own,
             augment=plan.training.augment,
             reordering=reordering,
         )
         for half, c in zip(halves, federation.clients, strict=True)
+        for own in [SeededRandomness(plan.seed, "client", c.name)]
     ]
     return Training(
         protection,
         model,
         graph,
         server,
+        PlainAggregation(),
         clients,
         ServerOptimiser(model, graph, plan.training.optimiser_settings()),
         plan.training.rounds,

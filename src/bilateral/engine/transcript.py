@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bilateral.learning.training import SERVER
+from bilateral.learning.exchange import SERVER
 from bilateral.protocols.messages import Message
 
 

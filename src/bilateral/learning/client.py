@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from torch import Tensor
 from bilateral.data import Split, random_flip_crop
 from bilateral.errors import DataError, ProtocolError
 from bilateral.learning.halves import ClientHalf
-from bilateral.protocols.messages import Message, Upload
+from bilateral.protocols.messages import Message, RoundModel, Upload
 from bilateral.randomness import Randomness, SeededRandomness
 
 
@@ -43,16 +45,53 @@ class BatchSchedule:
         return order[start:].sort().values if last else order[start : start + self.batch_size].sort().values
 
 
+class Schedule(Protocol):
+    """Which samples a client uses in which round."""
+
+    def batch(self, round_index: int) -> Tensor: ...
+
+
+class Uploader(Protocol):
+    """What happens to a finished upload on its way out (noise, masks), and the messages that this needs."""
+
+    accepts: tuple[type[Message], ...]
+
+    def handle(self, message: Message) -> Message | None:
+        """Take a message of `accepts`; the reply, if it has one."""
+        ...
+
+    def finish(self, upload: Upload) -> Message:
+        """What is sent in place of the upload."""
+        ...
+
+
+class PlainUploader:
+    """Uploads go out as they are."""
+
+    accepts: tuple[type[Message], ...] = ()
+
+    def handle(self, message: Message) -> Message | None:
+        raise ProtocolError(f"{type(message).__name__} was not expected: uploads are not masked in this plan.")
+
+    def finish(self, upload: Upload) -> Message:
+        return upload
+
+
 class TrainingClient:
-    """One participant: its data never leave it, its half of the protection does the talking."""
+    """One participant: its data never leave it, its half of the protection does the talking.
+
+    `weight` is its weight in the average: by default the number of its samples.
+    """
 
     def __init__(
         self,
         half: ClientHalf,
         data: Split,
-        batch_size: int,
+        schedule: Schedule,
         randomness: Randomness,
         *,
+        uploader: Uploader | None = None,
+        weight: int | None = None,
         augment: bool = False,
         reordering: int = 0,
     ) -> None:
@@ -60,25 +99,38 @@ class TrainingClient:
             raise DataError(f"{half.name} has no samples.", remedy="Use fewer clients or another partition.")
         self.half = half
         self.name = half.name
-        self.num_samples = len(data)
+        self.weight = len(data) if weight is None else weight
         self._data = data
         self._randomness = randomness
-        self._schedule = BatchSchedule(len(data), batch_size, randomness.child("batches"))
+        self._schedule = schedule
+        self._uploader = uploader or PlainUploader()
         self._augment = augment
         self._reordering = reordering
 
-    @property
-    def batches_per_epoch(self) -> int:
-        return self._schedule.batches_per_epoch
+    def handle(self, packet: Sequence[Message]) -> Message:
+        """Take the messages of a packet in order; the reply to the last one."""
+        reply: Message | None = None
+        for message in packet:
+            reply = self._handle(message)
+        if reply is None:
+            names = ", ".join(type(message).__name__ for message in packet) or "nothing"
+            raise ProtocolError(f"{self.name} was sent {names}, which has no answer.")
+        return reply
 
-    def begin(self, message: Message, round_index: int) -> Message:
+    def _handle(self, message: Message) -> Message | None:
+        if isinstance(message, self._uploader.accepts):
+            return self._uploader.handle(message)
+        reply = self._train(message) if isinstance(message, RoundModel) else self.half.receive(message)
+        return self._uploader.finish(reply) if isinstance(reply, Upload) else reply
+
+    def _train(self, model: RoundModel) -> Message:
         """Train on the round's batch. Dropout draws from a stream of its own, derived from the round.
 
         Under perturbation its masks fall on permuted channels: as random as without, but not the same ones.
         """
-        chosen = self._data.subset(self._schedule.batch(round_index))
+        chosen = self._data.subset(self._schedule.batch(model.round_index))
         inputs = chosen.inputs
-        generator = self._randomness.child("round", round_index).torch_generator()
+        generator = self._randomness.child("round", model.round_index).torch_generator()
         if self._augment:
             inputs = random_flip_crop(inputs, generator)
         targets = chosen.targets
@@ -87,14 +139,7 @@ class TrainingClient:
             inputs, targets = inputs[order], targets[order]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(generator.initial_seed())
-            return self.half.train(message, inputs, targets, self.num_samples)
-
-    def resume(self, message: Message) -> Upload:
-        """Go on after the server's answer."""
-        upload = self.half.receive(message)
-        if not isinstance(upload, Upload):
-            raise ProtocolError(f"{self.name} answered with {type(upload).__name__}, expected an upload.")
-        return upload
+            return self.half.train(model, inputs, targets, self.weight)
 
 
 def reordered(count: int, number: int) -> Tensor:
@@ -119,10 +164,12 @@ def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:
     return Split(split.inputs, targets, split.sites)
 
 
-def sample_clients(num_clients: int, participation: float, round_index: int, randomness: Randomness) -> list[int]:
-    """The clients of a round: a random `participation` of all, at least one, ascending."""
-    count = max(1, math.ceil(participation * num_clients - 1e-9))
-    if count >= num_clients:
-        return list(range(num_clients))
-    chosen = randomness.child("participants", round_index).permutation(num_clients)[:count]
-    return sorted(chosen.tolist())
+def sample_clients(
+    clients: Sequence[str], participation: float, round_index: int, randomness: Randomness
+) -> tuple[str, ...]:
+    """The clients of a round: a random `participation` of all, at least one, in the order of `clients`."""
+    count = max(1, math.ceil(participation * len(clients) - 1e-9))
+    if count >= len(clients):
+        return tuple(clients)
+    chosen = randomness.child("participants", round_index).permutation(len(clients))[:count]
+    return tuple(clients[index] for index in sorted(chosen.tolist()))

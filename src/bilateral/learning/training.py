@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from bilateral.errors import NumericalRangeError
+from bilateral.learning.aggregation import Aggregation
 from bilateral.learning.client import TrainingClient
+from bilateral.learning.exchange import Dropouts, Exchange, LocalExchange, Packet, Record
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import Message, Upload, aggregate
+from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.statistics import update_running_statistics
-
-SERVER = "server"
-Record = Callable[[int, str, str, Message], None]
-"""Called with (round, sender, receiver, message) for everything that is sent."""
 
 
 @dataclass
 class Training:
-    """The server's side of a run and its clients. `advance` runs one round."""
+    """The server's side of a run, and its clients as far as they live here. `advance` runs one round."""
 
     protection: str
     model: nn.Module
     graph: ScaleGraph
     server: ServerHalf
+    aggregation: Aggregation
     clients: Sequence[TrainingClient]
     optimiser: ServerOptimiser
     num_rounds: int
     guarantee: Guarantee
 
-    def advance(self, round_index: int, participants: Sequence[int], record: Record) -> None:
-        """One round; the model changes only after every upload has been checked.
+    def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
+        """One round; returns whose uploads are in it. The model changes only after every upload has been checked.
 
-        1. the server sends the round's model to the participants
-        2. each client trains; with cross entropy it asks the server once in between
-        3. the server sums the uploads, recovers the gradient and takes a step
+        1. the aggregation prepares the round (masks: clients share their seeds)
+        2. the server sends the round's model to those who are still there
+        3. each client trains; with cross entropy it asks the server once in between; and uploads
+        4. the aggregation makes one sum of the uploads (masks: clients help to unmask it)
+        5. the server recovers the gradient from the sum and takes a step
         """
-        opening = self.server.start_round(round_index)
-        uploads: dict[str, Upload] = {}
-        for index in participants:
-            client = self.clients[index]
-            record(round_index, SERVER, client.name, opening)
-            reply = client.begin(opening, round_index)
-            record(round_index, client.name, SERVER, reply)
-            if not isinstance(reply, Upload):
-                answer = self.server.answer(client.name, reply)
-                record(round_index, SERVER, client.name, answer)
-                reply = client.resume(answer)
-                record(round_index, client.name, SERVER, reply)
-            uploads[client.name] = reply
-        update = self.server.recover(aggregate(uploads, round_index))
+        opened = self.aggregation.open(round_index, participants, exchange)
+        model = self.server.start_round(round_index)
+        packets = {name: (*before, model) for name, before in opened.items()}
+        replies = exchange(round_index, packets, self._answer)
+        total = self.aggregation.close(round_index, replies, exchange)
+        update = self.server.recover(total)
         if not bool(torch.isfinite(update.gradient).all()):
             raise NumericalRangeError(
                 f"The aggregated gradient of round {round_index} holds NaN or infinite values.",
@@ -68,6 +61,15 @@ class Training:
                 f"The model's weights became NaN or infinite in round {round_index}.",
                 remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
             )
+        return total.contributors
+
+    def local_exchange(self, record: Record, dropouts: Dropouts | None = None) -> LocalExchange:
+        """The clients of this process as a transport."""
+        return LocalExchange({client.name: client for client in self.clients}, record, dropouts)
+
+    def _answer(self, sender: str, reply: Message) -> Packet:
+        """Only a question of the protection is answered; uploads, masked or not, end the conversation."""
+        return (self.server.answer(sender, reply),) if isinstance(reply, Question) else ()
 
     def weights(self) -> Tensor:
         """All parameters as one float64 vector."""

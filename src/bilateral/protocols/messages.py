@@ -63,6 +63,19 @@ def _num_bytes(value: object) -> int:
 
 
 @dataclass(frozen=True)
+class RoundModel(Message):
+    """What every protection opens a round with: the parameters that clients train on, as a flat vector."""
+
+    round_index: int
+    parameters: Tensor
+
+
+@dataclass(frozen=True)
+class Question(Message):
+    """What a client asks in the middle of a round; the server's half of the protection answers it."""
+
+
+@dataclass(frozen=True)
 class Upload(Message):
     """Batch means of all terms (terms x parameters), batch statistics, and the client's weight in the average."""
 
@@ -82,12 +95,13 @@ class RecoveredUpdate:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The weighted sum of uploads: all that the server needs of them."""
+    """The weighted sum of uploads, and whose: all that the server needs of them."""
 
     round_index: int
     total_weight: int
     terms: Tensor
     statistics: Tensor
+    contributors: tuple[str, ...] = ()
 
 
 def aggregate(uploads: Mapping[str, Upload], round_index: int) -> Aggregate:
@@ -111,4 +125,4 @@ def aggregate(uploads: Mapping[str, Upload], round_index: int) -> Aggregate:
     for sender in others:
         terms.add_(uploads[sender].terms, alpha=uploads[sender].weight)
         statistics.add_(uploads[sender].statistics, alpha=uploads[sender].weight)
-    return Aggregate(round_index, sum(u.weight for u in uploads.values()), terms, statistics)
+    return Aggregate(round_index, sum(u.weight for u in uploads.values()), terms, statistics, (first, *others))

@@ -13,21 +13,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bilateral.protocols.messages import Message
+from bilateral.protocols.messages import Message, Question, RoundModel
 
 
 @dataclass(frozen=True)
-class PerturbedModel(Message):
-    """The parameters of one round as a flat vector, the output directions and the partition of the outputs."""
+class PerturbedModel(RoundModel):
+    """The perturbed parameters of one round, the output directions and the partition of the outputs."""
 
-    round_index: int
-    parameters: Tensor
     output_directions: Tensor
     partition: Tensor
 
 
 @dataclass(frozen=True)
-class SoftmaxQuery(Message):
+class SoftmaxQuery(Question):
     """Per sample: the activation sum (activation noise only), and `exp(y_j - y_i)` plus the client's blinder of i."""
 
     round_index: int

@@ -1,0 +1,58 @@
+"""How the uploads of a round become one sum: in the clear here, under masks in `masked_aggregation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from bilateral.errors import ProtocolError
+from bilateral.learning.exchange import Exchange, Packet
+from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
+
+
+class Aggregation(Protocol):
+    """The server's side of summing; it sees what clients reply and returns nothing but the sum."""
+
+    def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
+        """Prepare a round; per client that is still there, the messages that precede the round's model."""
+        ...
+
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:
+        """The sum of what the clients sent last."""
+        ...
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep so that later rounds are the same after a restart."""
+        ...
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+class PlainAggregation:
+    """The server sees every upload and adds them up. A client that is gone is left out."""
+
+    def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
+        return dict.fromkeys(participants, ())
+
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:  # noqa: ARG002
+        return aggregate(expect_uploads(replies), round_index)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Sums in the clear keep nothing between rounds."""
+
+
+def expect_uploads(replies: Mapping[str, Message]) -> dict[str, Upload]:
+    """The replies, all of which must be uploads."""
+    uploads: dict[str, Upload] = {}
+    for sender, reply in replies.items():
+        if not isinstance(reply, Upload):
+            raise ProtocolError(
+                f"{sender} sent {type(reply).__name__}, expected Upload.", remedy="Both sides must run the same plan."
+            )
+        uploads[sender] = reply
+    return uploads
