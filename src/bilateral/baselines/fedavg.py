@@ -18,6 +18,10 @@ from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, RoundModel, Upload
+from bilateral.protocols.noise.adaptive import upload_of
+from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
+from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
+from bilateral.protocols.perturb.scheme import Cotangents
 from bilateral.protocols.perturb.settings import Loss
 
 GUARANTEE = Guarantee(
@@ -60,20 +64,37 @@ class FedAvgServer:
 
 
 class FedAvgClient:
-    """Computes the gradient of its batch."""
+    """Computes the gradient of its batch. With `clip` (differential privacy) it is clipped, as `PerturbClient` does."""
 
     def __init__(
-        self, name: str, model: nn.Module, graph: ScaleGraph, loss: Loss, *, channels_last: bool | None = None
+        self,
+        name: str,
+        model: nn.Module,
+        graph: ScaleGraph,
+        loss: Loss,
+        *,
+        channels_last: bool | None = None,
+        clip: ClipSettings | None = None,
+        count_clipped: bool = False,
     ) -> None:
+        if clip is not None:
+            refuse_batch_norm(model)
         self.name = name
+        self.clip = clip
+        """Public; adaptive clipping gives it another norm every round."""
+        self._count_clipped = count_clipped
         self._model = LocalModel(model, graph, channels_last=channels_last)
         self._graph = graph
         self._loss = loss
+        self._samples = SampleTerms(self._model, 1) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
         message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
-        check_batch(self.name, inputs, targets, self._graph, self._loss)
+        if len(inputs) or self._samples is None:  # a Poisson batch may be empty, and must not be told apart
+            check_batch(self.name, inputs, targets, self._graph, self._loss)
         self._model.load(message.parameters)
+        if self._samples is not None:
+            return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
         outputs = self._model.run(self.name, message.round_index, inputs)
         lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
         trained = [p for p in self._model.parameters if p.requires_grad]
@@ -82,7 +103,28 @@ class FedAvgClient:
         for p in self._model.parameters:
             gradient = found.get(p)
             parts.append(torch.zeros(p.numel(), dtype=p.dtype) if gradient is None else gradient.reshape(-1))
-        return Upload(message.round_index, weight, torch.cat(parts)[None], self._model.batch_statistics())
+        terms = torch.cat(parts)[None]
+        if self.clip is None:
+            return Upload(message.round_index, weight, terms, self._model.batch_statistics())
+        return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)
+
+    def _upload_clipped_samples(
+        self, samples: SampleTerms, round_index: int, inputs: Tensor, targets: Tensor
+    ) -> Upload:
+        assert self.clip is not None
+        cotangents_of = _mse_cotangents if self._loss == "mse" else _cross_entropy_cotangents
+        clipped = clip_samples(samples.chunks(inputs, targets, cotangents_of), samples.shape, self.clip)
+        return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:
         raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedAvg has no exchange in a round.")
+
+
+def _mse_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
+    """The gradient of torch's mse_loss of one sample at the outputs."""
+    return Cotangents((outputs - targets)[None] * (2.0 / outputs.numel()), None)
+
+
+def _cross_entropy_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
+    """softmax - one-hot target"""
+    return Cotangents((outputs.softmax(1) - F.one_hot(targets, outputs.shape[1]).to(outputs.dtype))[None], None)

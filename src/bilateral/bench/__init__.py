@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bilateral.bench.aggregation import measure_aggregation
 from bilateral.bench.client_step import measure_client_step
 from bilateral.bench.recovery import measure_recovery
 from bilateral.bench.scaling import measure_scaling
@@ -18,4 +19,5 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "client-step": measure_client_step,
     "server-step": measure_server_step,
     "scaling": measure_scaling,
+    "aggregation": measure_aggregation,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -11,6 +11,8 @@ from bilateral.bench import BENCHMARKS
 from bilateral.cli.console import ProgressBar, out, print_json
 from bilateral.cli.options import Json, Quiet
 from bilateral.errors import PlanError
+
+MAX_COLUMNS = 9
 
 
 def bench_command(
@@ -45,8 +47,11 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         out.print(", ".join(f"{c} = {_cell(rows[0].get(c))}" for c in constant))
     table = Table(box=None, header_style="bold")
     varying = [c for c in columns if c not in constant]
+    if len(varying) > MAX_COLUMNS:  # the spread is in --json
+        varying = [c for c in varying if not c.endswith(("_p10", "_p90"))]
     for column in varying:
-        table.add_column(column.replace("_", " "), justify="left" if isinstance(rows[0].get(column), str) else "right")
+        justify: Literal["left", "right"] = "left" if isinstance(rows[0].get(column), str) else "right"
+        table.add_column(column.replace("_", "\n"), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*[_cell(row.get(column)) for column in varying])
     out.print(table)

@@ -34,6 +34,7 @@ from bilateral.engine.plan import dump_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
+from bilateral.protocols.guarantee import Guarantee
 
 
 def run_command(
@@ -46,6 +47,13 @@ def run_command(
     noise: Annotated[str | None, typer.Option(help="activation or offset.", show_default=False)] = None,
     partitions: Annotated[int | None, typer.Option(help="Output groups with own secrets.", show_default=False)] = None,
     protection: Annotated[str | None, typer.Option(help="perturbation or fedavg.", show_default=False)] = None,
+    masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Sound differential privacy with this budget.", show_default=False)
+    ] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Simulate clients that die: chance a round.", show_default=False)
+    ] = None,
     seed: Seed = None,
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
@@ -58,7 +66,7 @@ def run_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model with clients that see only a perturbed one.
+    """Train a model with clients that see only a perturbed one and a server that sees only sums.
 
     Without a plan: five clients, real data that come with scikit-learn, under a minute.
 
@@ -69,6 +77,10 @@ def run_command(
       bilateral run --data breast-cancer --model mlp-5 --clients 3 --noise offset
 
       bilateral run plan.toml --output out --set training.learning_rate=0.05
+
+      bilateral run --clients 8 --dropout 0.1
+
+      bilateral run --data breast-cancer --model mlp-3 --loss mse --epsilon 8 --set training.batch_size=64
 
       bilateral run --resume out
     """
@@ -81,6 +93,10 @@ def run_command(
         "perturbation.noise": noise,
         "perturbation.partitions": partitions,
         "protection": protection,
+        "aggregation.masks": masks,
+        "federation.dropout": dropout,
+        "noise.epsilon": epsilon,
+        "noise.mechanism": None if epsilon is None else "sound",
         "seed": seed,
     }
     if resume is not None:
@@ -100,7 +116,7 @@ def run_command(
         else:
             out.print(f"Plan written to {escape(str(write_plan))}")
         return
-    title = f"{chosen.data.name} / {chosen.model.name} / {chosen.protection}"
+    title = f"{chosen.data.name} / {chosen.model.name}"
     with ProgressBar(title, quiet=quiet) as bar, _interruptible() as interrupted:
         result = run(
             chosen,
@@ -143,7 +159,8 @@ def _interruptible() -> Iterator[list[int]]:
 def _note(report: RoundReport) -> str:
     metric, value = main_metric(report.metrics)
     difference = report.difference_to_fedavg
-    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedAvg {difference:.1e}")
+    failed = f"  {report.num_failed} failed" if report.num_failed else ""
+    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedAvg {difference:.1e}") + failed
 
 
 def _print_result(result: RunResult) -> None:
@@ -161,6 +178,12 @@ def _print_result(result: RunResult) -> None:
             "largest difference of weights to FedAvg",
             f"{result.difference_to_fedavg:.1e} (relative, all rounds)",
         )
+    if result.failed:
+        table.add_row("rounds without enough clients", f"{len(result.failed)} (they changed nothing)")
+    if result.incidents:
+        first = result.incidents[0]
+        table.add_row("messages refused", f"{len(result.incidents)}, the first in round {first.round_index}:")
+        table.add_row("", escape(first.reason))
     transcript = result.transcript
     table.add_row("sent up / down", f"{transcript.bytes_up / 1e6:.1f} MB / {transcript.bytes_down / 1e6:.1f} MB")
     table.add_row("rounds, time", f"{result.rounds}, {result.seconds:.1f} s")
@@ -173,10 +196,20 @@ def _print_result(result: RunResult) -> None:
             f"{view.metric} {view.metric_as_seen:.4f} if it trusts its outputs (true: {view.metric_of_true_model:.4f})",
         )
     out.print(table)
-    if result.guarantee.leaks:
-        out.print("\n[bold]What this does not hide[/] (docs/leakage-ledger.md):")
-        for leak in result.guarantee.leaks:
-            out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")
+    _print_guarantee(result.guarantee)
     if result.output is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
         out.print(f"Results: {escape(str(result.output))}")
+
+
+def _print_guarantee(guarantee: Guarantee) -> None:
+    out.print(f"\n[bold]What {guarantee.protection} hides[/]")
+    for claim in guarantee.claims:
+        out.print(f"  from {claim.whom}: {claim.what}")
+        out.print(f"    [dim]if {claim.assumption}[/]")
+    if not guarantee.claims:
+        out.print("  nothing")
+    if guarantee.leaks:
+        out.print("\n[bold]What it does not hide[/] (docs/leakage-ledger.md)")
+    for leak in guarantee.leaks:
+        out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")

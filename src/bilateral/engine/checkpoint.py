@@ -32,6 +32,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     rows: Sequence[dict[str, Any]] = field(default_factory=list)
     counters: Mapping[str, float] = field(default_factory=dict)
+    failed: Sequence[dict[str, Any]] = field(default_factory=list)
 
 
 def training_tensors(trainings: Sequence[Training]) -> dict[str, Tensor]:
@@ -42,6 +43,8 @@ def training_tensors(trainings: Sequence[Training]) -> dict[str, Tensor]:
             tensors[f"{training.protection}/model/{name}"] = tensor.detach().clone()
         for name, tensor in training.server.state_tensors().items():
             tensors[f"{training.protection}/server/{name}"] = tensor
+        for name, tensor in training.aggregation.state_tensors().items():
+            tensors[f"{training.protection}/aggregation/{name}"] = tensor
         for name, tensor in training.optimiser.state_tensors().items():
             tensors[f"{training.protection}/optimiser/{name}"] = tensor
     return tensors
@@ -60,6 +63,7 @@ def restore(trainings: Sequence[Training], checkpoint: Checkpoint, path: Path) -
         optimiser = _under(checkpoint.tensors, f"{training.protection}/optimiser/")
         training.optimiser.load_state_tensors(optimiser)
         training.server.load_state_tensors(_under(checkpoint.tensors, f"{training.protection}/server/"))
+        training.aggregation.load_state_tensors(_under(checkpoint.tensors, f"{training.protection}/aggregation/"))
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -75,6 +79,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "next_round": checkpoint.next_round,
         "rows": list(checkpoint.rows),
         "counters": dict(checkpoint.counters),
+        "failed": list(checkpoint.failed),
         "content": _digest(tensors),
     }
     partial = path.with_suffix(".partial")
@@ -92,7 +97,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         state = json.loads(metadata["state"])
         checkpoint = Checkpoint(
-            state["plan_digest"], int(state["next_round"]), tensors, list(state["rows"]), dict(state["counters"])
+            state["plan_digest"],
+            int(state["next_round"]),
+            tensors,
+            list(state["rows"]),
+            dict(state["counters"]),
+            list(state["failed"]),
         )
         content = state["content"]
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:

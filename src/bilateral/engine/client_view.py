@@ -34,10 +34,11 @@ class ClientView:
 def client_view(training: Training, message: PerturbedModel, split: Split, loss: str) -> ClientView | None:
     """Compare `message` with the model it was made from; predictions are read off as they come.
 
-    None where there is nothing to compare on: BatchNorm cannot normalise a single test sample by itself.
+    None where there is nothing to compare: BatchNorm cannot normalise a single test sample by itself, and P2's clients
+    have another network (with transitional layers).
     """
     graph = training.graph
-    if graph.statistics and len(split) < 2:
+    if message.parameters.numel() != graph.num_parameters or (graph.statistics and len(split) < 2):
         return None
     seen = copy.deepcopy(training.model)
     values = graph.unflatten(message.parameters)

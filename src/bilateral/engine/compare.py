@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bilateral.engine.federation import Federation, analyse, initial_model, load_federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import Federation, analyse, build_training, initial_model, load_federation
+from bilateral.engine.setup import build_training, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
@@ -20,7 +21,15 @@ from bilateral.randomness import SeededRandomness
 
 REORDERED = "fedavg-reordered"
 """FedAvg with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
-PROTECTIONS = ("perturbation-activation", "perturbation-offset")
+LANES: dict[str, dict[str, Any]] = {
+    "perturbation-activation": {"perturbation.noise": "activation", "aggregation.masks": "none"},
+    "perturbation-offset": {"perturbation.noise": "offset", "aggregation.masks": "none"},
+    "masks": {"protection": "fedavg", "aggregation.masks": "ring"},
+    "float-masks": {"protection": "fedavg", "aggregation.masks": "float"},
+    "perturbation+masks": {"aggregation.masks": "ring"},
+}
+"""Stacks that `compare` knows, as settings on top of the plan."""
+PROTECTIONS = tuple(LANES)
 
 
 @dataclass
@@ -67,11 +76,10 @@ def compare(
 
 def _training(name: str, plan: RunPlan, federation: Federation, graph: ScaleGraph) -> Training:
     model = initial_model(plan, federation)
-    if name.startswith("perturbation-"):
-        plan = plan.with_settings({"perturbation.noise": name.removeprefix("perturbation-")})
-        return build_training(plan, federation, model, graph, "perturbation")
+    if name in LANES:
+        return build_training(plan.with_settings(LANES[name]), federation, model, graph)
     reordering = int(name.removeprefix(f"{REORDERED}-")) if name.startswith(REORDERED) else 0
-    return build_training(plan, federation, model, graph, "fedavg", reordering=reordering)
+    return build_training(reference_plan(plan), federation, model, graph, reordering=reordering)
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:

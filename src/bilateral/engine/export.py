@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bilateral.engine.checkpoint import load_checkpoint, restore
+from bilateral.engine.federation import analyse, initial_model, load_federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import analyse, build_training, initial_model, load_federation
+from bilateral.engine.setup import build_training
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.learning.evaluation import evaluate
 from bilateral.models.zoo import build_model
@@ -72,7 +73,7 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
         )
     federation = load_federation(plan, None if data_dir is None else Path(data_dir))
     model, graph = initial_model(plan, federation), analyse(plan, federation)
-    training = build_training(plan, federation, model, graph, plan.protection)
+    training = build_training(plan, federation, model, graph)
     restore([training], checkpoint, directory.checkpoint)
     state = perturbed_state(
         model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute

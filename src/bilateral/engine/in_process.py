@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,31 @@ from torch import nn
 
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint, restore, save_checkpoint, training_tensors
 from bilateral.engine.client_view import ClientView, client_view
-from bilateral.engine.plan import ProtectionName, RunPlan
+from bilateral.engine.federation import Federation, load_federation
+from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import Federation, build_trainings, load_federation
+from bilateral.engine.setup import REFERENCE, build_trainings, reference_plan
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import CheckpointError, NumericalRangeError, PlanError
+from bilateral.errors import CheckpointError, NumericalRangeError, PlanError, ThresholdError
+from bilateral.learning.aggregation import Incident
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
+from bilateral.learning.exchange import Dropouts
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.randomness import SeededRandomness
+
+MAX_FAILED_IN_A_ROW = 10
+
+
+@dataclass(frozen=True)
+class FailedRound:
+    """A round that could not be unmasked; it changed nothing."""
+
+    round_index: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,7 @@ class RoundReport:
     num_rounds: int
     metrics: dict[str, float]
     difference_to_fedavg: float | None
+    num_failed: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,10 @@ class RunResult:
     metrics_of_fedavg: dict[str, float] | None
     view: ClientView | None
     guarantee: Guarantee
+    failed: tuple[FailedRound, ...]
+    """Rounds that had too few clients."""
+    incidents: tuple[Incident, ...]
+    """Messages that were refused, and from whom."""
     output: Path | None
     finished: bool
 
@@ -72,6 +90,8 @@ class RunResult:
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
             "client_view": self.view.as_dict() if self.view else None,
+            "rounds_failed": [asdict(failed) for failed in self.failed],
+            "incidents": [asdict(incident) for incident in self.incidents],
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }
@@ -101,11 +121,10 @@ def run(
         if output is None:
             raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
         checkpoint = _matching_checkpoint(plan, RunDirectory(output))
-        reference = any(name.startswith("fedavg/") for name in checkpoint.tensors)
+        reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
     federation = load_federation(plan, None if data_dir is None else Path(data_dir))
-    with_reference = reference and plan.protection != "fedavg"
-    protections: list[ProtectionName] = [plan.protection, "fedavg"] if with_reference else [plan.protection]
-    trainings = build_trainings(plan, federation, protections)
+    bare = reference_plan(plan)
+    trainings = build_trainings([plan, bare] if reference and plan != bare else [plan], federation)
     directory = None
     if checkpoint is not None and output is not None:
         directory = RunDirectory(output)
@@ -146,11 +165,14 @@ class _Loop:
         self._transcript = transcript
         self._next_round = 0
         self._rows: list[dict[str, Any]] = []
+        self._failed: list[FailedRound] = []
         self._seconds_before = 0.0
         self._largest_difference = 0.0
         self._randomness = SeededRandomness(plan.seed, "federation")
         self._names = [client.name for client in federation.clients]
-        self._exchange = self._main.local_exchange(transcript.record)
+        rate = plan.federation.dropout
+        dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+        self._exchange = self._main.local_exchange(transcript.record, dropouts)
         if self._reference is not None:
             self._reference_exchange = self._reference.local_exchange(_no_record)
 
@@ -164,6 +186,7 @@ class _Loop:
         self._transcript.num_messages = int(checkpoint.counters["num_messages"])
         self._seconds_before = checkpoint.counters["seconds"]
         self._largest_difference = checkpoint.counters["largest_difference"]
+        self._failed = [FailedRound(**failed) for failed in checkpoint.failed]
 
     def run(self, on_round: Callable[[RoundReport], None], should_stop: Callable[[], bool]) -> RunResult:
         training = self._plan.training
@@ -183,16 +206,30 @@ class _Loop:
             stopping = should_stop() and not last
             if last or stopping or self._next_round % training.checkpoint_every == 0:
                 self._save(self._seconds_before + time.perf_counter() - started)
-            on_round(RoundReport(self._next_round, training.rounds, metrics, difference))
+            on_round(RoundReport(self._next_round, training.rounds, metrics, difference, len(self._failed)))
             if stopping:
                 break
         return self._result(self._seconds_before + time.perf_counter() - started)
 
     def _advance(self, round_index: int) -> None:
         participants = sample_clients(self._names, self._plan.federation.participation, round_index, self._randomness)
-        contributors = self._main.advance(round_index, participants, self._exchange)
+        try:
+            contributors = self._main.advance(round_index, participants, self._exchange)
+        except ThresholdError as error:
+            self._fail(round_index, error)
+            return
         if self._reference is not None:  # FedAvg over the same clients
             self._reference.advance(round_index, contributors, self._reference_exchange)
+
+    def _fail(self, round_index: int, error: ThresholdError) -> None:
+        """A round without enough clients is no disaster: the model is untouched. Many in a row are."""
+        self._failed.append(FailedRound(round_index, str(error)))
+        recent = [failed.round_index for failed in self._failed[-MAX_FAILED_IN_A_ROW:]]
+        if recent == list(range(round_index - MAX_FAILED_IN_A_ROW + 1, round_index + 1)):
+            raise ThresholdError(
+                f"{MAX_FAILED_IN_A_ROW} rounds in a row failed, the last one so: {error}",
+                remedy="The model is as it was before them; resume when the clients are back.",
+            )
 
     def _difference(self) -> float | None:
         if self._reference is None:
@@ -222,7 +259,9 @@ class _Loop:
         }
         tensors = training_tensors(self._trainings)
         save_checkpoint(
-            Checkpoint(self._plan.digest(), self._next_round, tensors, self._rows, counters),
+            Checkpoint(
+                self._plan.digest(), self._next_round, tensors, self._rows, counters, [asdict(f) for f in self._failed]
+            ),
             self._directory.checkpoint,
         )
         self._directory.write_metrics(self._rows)
@@ -245,6 +284,8 @@ class _Loop:
             metrics_of_fedavg=self._evaluate(self._reference) if self._reference else None,
             view=view,
             guarantee=self._main.guarantee,
+            failed=tuple(self._failed),
+            incidents=tuple(self._main.aggregation.incidents),
             output=self._directory.path if self._directory else None,
             finished=self._next_round == self._plan.training.rounds,
         )

@@ -3,7 +3,7 @@
     plan = RunPlan(model=ModelPlan(name="lenet"), training=TrainingPlan(rounds=50))
     plan = load_plan("plan.toml")
 
-Privacy settings (`protection`, `[perturbation]`) stand apart from everything else.
+Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) stand apart from everything else.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bilateral.errors import PlanError
+from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
+from bilateral.protocols.mask.settings import GraphKind, MaskSettings
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings
 
 DEFAULT_CLIENTS = 5
 ProtectionName = Literal["perturbation", "fedavg"]
+MaskName = Literal["ring", "float", "none"]
+MechanismName = Literal["none", "sound", "published", "mp-cdp", "mp-dp-naive"]
 
 
 class _Section(BaseModel):
@@ -51,6 +55,11 @@ class FederationPlan(_Section):
     proportions: list[float] | None = None
     participation: float = Field(default=1.0, gt=0, le=1)
     allow_single_class: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="simulated: chance that a client dies in a round")
+
+    def num_participants(self, num_clients: int) -> int:
+        """How many of the clients join a round."""
+        return num_participants(num_clients, self.participation)
 
     @property
     def num_clients(self) -> int | None:
@@ -100,6 +109,54 @@ class PerturbationPlan(_Section):
         return PerturbationSettings(loss, self.noise, self.partitions, self.permute, self.scale_range, self.noise_ratio)
 
 
+class AggregationPlan(_Section):
+    """Privacy settings of the sum that the server sees; see `MaskSettings`.
+
+    `masks` auto: ring under perturbation with two or more clients a round, none otherwise.
+    """
+
+    masks: Literal["auto", "ring", "float", "none"] = "auto"
+    graph: GraphKind = "auto"
+    neighbours: int | None = Field(default=None, ge=1)
+    threshold: float = Field(default=2 / 3, gt=0.5, lt=1)
+    float_scale: float = Field(default=1000.0, gt=0)
+
+    def settings(self) -> MaskSettings:
+        return MaskSettings(self.graph, self.neighbours, self.threshold)
+
+
+class NoisePlan(_Section):
+    """Differential privacy. `sound` is ours; the others are P2's scheme and its ablations, as published.
+
+    `epsilon` is the budget: of the whole run for `sound`; of one round, as P2 counts, for the others.
+    `noise_multiplier` (sound only) may be given instead. `unit` is what the budget protects: one sample or one client.
+    `clip` bounds a sample's (or a client's) upload; the published schemes only assume that bound on the true gradient.
+    `colluders` clients may share what they know with the server without weakening the claim.
+    """
+
+    mechanism: MechanismName = "none"
+    epsilon: float | None = Field(default=None, gt=0)
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    unit: Literal["sample", "client"] = "sample"
+    clip: float = Field(default=1.0, gt=0)
+    adaptive_clip: bool = False
+    colluders: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> NoisePlan:
+        if self.mechanism == "none":
+            return self
+        given = (self.epsilon is not None) + (self.noise_multiplier is not None)
+        if self.mechanism == "sound" and given != 1:
+            raise ValueError("expected either `epsilon` or `noise_multiplier`")
+        if self.mechanism != "sound" and (self.epsilon is None or self.noise_multiplier is not None):
+            raise ValueError(f"expected `epsilon` (and no `noise_multiplier`) with mechanism {self.mechanism!r}")
+        if self.mechanism != "sound" and (self.adaptive_clip or self.colluders):
+            raise ValueError("`adaptive_clip` and `colluders` belong to mechanism 'sound'")
+        return self
+
+
 class RunPlan(_Section):
     """Everything that decides a run. The same plan and seed give the same model, bit for bit, on one machine."""
 
@@ -110,6 +167,17 @@ class RunPlan(_Section):
     federation: FederationPlan = FederationPlan()
     training: TrainingPlan = TrainingPlan()
     perturbation: PerturbationPlan = PerturbationPlan()
+    aggregation: AggregationPlan = AggregationPlan()
+    noise: NoisePlan = NoisePlan()
+
+    def masks(self, num_clients: int) -> MaskName:
+        """The masks of a run with so many clients: what `aggregation.masks` says, or what `auto` means here."""
+        chosen = self.aggregation.masks
+        if chosen != "auto":
+            return chosen
+        pairwise = self.noise.mechanism in ("published", "mp-dp-naive", "mp-cdp")
+        wanted = self.protection == "perturbation" or self.noise.mechanism == "sound"
+        return "ring" if wanted and not pairwise and self.federation.num_participants(num_clients) > 1 else "none"
 
     @field_validator("seed")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -12,8 +13,22 @@ from bilateral.learning.exchange import Exchange, Packet
 from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
 
 
+@dataclass(frozen=True)
+class Incident:
+    """A message that was refused; its sender was left out of the round."""
+
+    round_index: int
+    client: str
+    reason: str
+
+
 class Aggregation(Protocol):
     """The server's side of summing; it sees what clients reply and returns nothing but the sum."""
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """Messages that were refused so far."""
+        ...
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
         """Prepare a round; per client that is still there, the messages that precede the round's model."""
@@ -32,6 +47,9 @@ class Aggregation(Protocol):
 
 class PlainAggregation:
     """The server sees every upload and adds them up. A client that is gone is left out."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
         return dict.fromkeys(participants, ())

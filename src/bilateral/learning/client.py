@@ -164,11 +164,16 @@ def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:
     return Split(split.inputs, targets, split.sites)
 
 
+def num_participants(num_clients: int, participation: float) -> int:
+    """How many clients a round has."""
+    return max(1, math.ceil(participation * num_clients - 1e-9))
+
+
 def sample_clients(
     clients: Sequence[str], participation: float, round_index: int, randomness: Randomness
 ) -> tuple[str, ...]:
     """The clients of a round: a random `participation` of all, at least one, in the order of `clients`."""
-    count = max(1, math.ceil(participation * len(clients) - 1e-9))
+    count = num_participants(len(clients), participation)
     if count >= len(clients):
         return tuple(clients)
     chosen = randomness.child("participants", round_index).permutation(len(clients))[:count]

@@ -15,6 +15,8 @@ from bilateral.protocols.messages import Message
 from bilateral.randomness import Randomness
 
 SERVER = "server"
+SETUP = -1
+"""The round index of what is said before the first round."""
 Packet = Sequence[Message]
 """Messages that travel together; the client takes them in order and replies to the last."""
 Respond = Callable[[str, Message], Packet]
@@ -49,6 +51,8 @@ class Dropouts:
 
     def replies_before_death(self, round_index: int, client: str) -> int | None:
         """None: it lives through the round."""
+        if round_index == SETUP:
+            return None
         draws = self.randomness.child("dropout", round_index, client)
         if float(draws.uniform(1)) >= self.rate:
             return None

@@ -3,6 +3,9 @@
 1. receive `PerturbedModel`, run one forward pass on a batch
 2. cross entropy only: send `SoftmaxQuery`, receive `SoftmaxReply`
 3. send `Upload`: all terms, batch statistics, and the client's weight
+
+With `clip` (differential privacy) the upload is clipped before it leaves, sample by sample or as a whole: weight 1, no
+statistics but the count of adaptive clipping. Noise is added to it afterwards (`protocols/noise/sound.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import ProtocolError, UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Upload
+from bilateral.protocols.noise.adaptive import upload_of
+from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
+from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -36,18 +42,32 @@ class PerturbClient:
         randomness: Randomness | None = None,
         *,
         channels_last: bool | None = None,
+        clip: ClipSettings | None = None,
+        count_clipped: bool = False,
     ) -> None:
+        if clip is not None:
+            _refuse_unsound(model, settings)
         self.name = name
+        self.clip = clip
+        """Public; adaptive clipping gives it another norm every round."""
+        self._count_clipped = count_clipped
         self._model = LocalModel(model, graph, channels_last=channels_last)
         self._graph = graph
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
         self._pending: _Pending | None = None
+        self._samples: SampleTerms | None = None
+        if clip is not None and clip.unit == "sample":
+            self._samples = SampleTerms(self._model, len(scheme.term_names(settings)))
 
     def train(self, message: PerturbedModel, inputs: Tensor, targets: Tensor, weight: int) -> SoftmaxQuery | Upload:
         """Step 1. `targets`: class numbers for cross entropy, (batch, outputs) for MSE. `weight`: see `Upload`."""
-        self._check(message, inputs, targets)
+        self._check_model(message)
+        if len(inputs) or self._samples is None:  # a Poisson batch may be empty, and must not be told apart
+            check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
         self._model.load(message.parameters)
+        if self._samples is not None:
+            return self._upload_clipped_samples(self._samples, message, inputs, targets)
         passed = forward(self._model, self.name, message.round_index, inputs)
         activation_sum = passed.head_inputs.detach().double().sum(1)
         if self._settings.loss == "mse":
@@ -98,9 +118,27 @@ class PerturbClient:
         terms = term_gradients(self._model, passed, cotangents)
         upload = Upload(round_index, weight, terms, self._model.batch_statistics())
         upload.check_finite(self.name)
-        return upload
+        if self.clip is None:
+            return upload
+        return upload_of(clip_client(terms, self.clip), round_index, with_count=self._count_clipped)
 
-    def _check(self, message: PerturbedModel, inputs: Tensor, targets: Tensor) -> None:
+    def _upload_clipped_samples(
+        self, samples: SampleTerms, message: PerturbedModel, inputs: Tensor, targets: Tensor
+    ) -> Upload:
+        assert self.clip is not None
+        directions, partition = message.output_directions, message.partition
+
+        def cotangents_of(head_inputs: Tensor, outputs: Tensor, goals: Tensor) -> scheme.Cotangents:
+            dtype = outputs.dtype
+            alpha = head_inputs.double().sum(1).to(dtype)
+            return scheme.mse_cotangents(
+                self._settings, outputs - goals.to(dtype), alpha, directions.to(dtype), partition
+            )
+
+        clipped = clip_samples(samples.chunks(inputs, targets, cotangents_of), samples.shape, self.clip)
+        return upload_of(clipped, message.round_index, with_count=self._count_clipped)
+
+    def _check_model(self, message: PerturbedModel) -> None:
         outputs = self._graph.num_outputs
         message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
         message.expect_shape("the server", "output_directions", (outputs,))
@@ -113,7 +151,17 @@ class PerturbClient:
                 f"got {low} to {high}.",
                 remedy="Both sides must run the same plan.",
             )
-        check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
+
+
+def _refuse_unsound(model: nn.Module, settings: PerturbationSettings) -> None:
+    """Clipping bounds the upload; it is worth nothing where something else is sent beside it."""
+    refuse_batch_norm(model)
+    if settings.loss == "ce":
+        raise UnsoundPlanError(
+            "No (epsilon, delta) holds for cross entropy under perturbation: its exchange shows the server the softmax "
+            "of every training sample (leakage ledger, line 8).",
+            remedy="Use loss = 'mse', or cross entropy without perturbation.",
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.calibration import Calibration
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import Randomness
+
+DrawFactors = Callable[[ScaleGraph, tuple[float, float], Randomness], Tensor]
+"""Draws one positive number per scale class from (graph, scale range, randomness); class 0 must be 1."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +36,16 @@ class RoundSecrets:
         return self.group_secrets[self.partition] * self.output_directions
 
 
+def log_uniform_factors(graph: ScaleGraph, scale_range: tuple[float, float], randomness: Randomness) -> Tensor:
+    """Scale factors in `scale_range`, every octave equally likely; class 0 is 1; at least 1 before a normalisation."""
+    low, high = scale_range
+    factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
+    # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
+    factors[graph.normalised_classes] = factors[graph.normalised_classes] / low
+    factors[0] = 1.0
+    return factors
+
+
 def draw_scaling(
     graph: ScaleGraph,
     scale_range: tuple[float, float],
@@ -39,28 +53,31 @@ def draw_scaling(
     randomness: Randomness,
     *,
     exact_eps: bool = False,
+    draw_factors: DrawFactors = log_uniform_factors,
 ) -> tuple[Tensor, Tensor]:
-    """Scale factors (class 0 is 1; at least 1 before a normalisation layer) and an exchange of neurons.
+    """Scale factors (see `log_uniform_factors`) and an exchange of neurons.
 
     `exact_eps` gives factor 1 to what enters a GroupNorm or LayerNorm, so that their eps acts as in the true model.
     """
-    low, high = scale_range
-    factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
-    # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
-    factors[graph.normalised_classes] = factors[graph.normalised_classes] / low
+    factors = draw_factors(graph, scale_range, randomness)
     if exact_eps:
         factors[graph.per_sample_norm_classes] = 1.0
-    factors[0] = 1.0
     if not permute:
         return factors, torch.arange(graph.cells.num_neurons)
     return factors, graph.cells.draw(randomness)
 
 
 def draw_secrets(
-    graph: ScaleGraph, settings: PerturbationSettings, calibration: Calibration, randomness: Randomness
+    graph: ScaleGraph,
+    settings: PerturbationSettings,
+    calibration: Calibration,
+    randomness: Randomness,
+    draw_factors: DrawFactors = log_uniform_factors,
 ) -> RoundSecrets:
     """All secrets of a round; the additive noise is sized by `calibration` (spec 1.5)."""
-    factors, exchange = draw_scaling(graph, settings.scale_range, settings.permute, randomness)
+    factors, exchange = draw_scaling(
+        graph, settings.scale_range, settings.permute, randomness, draw_factors=draw_factors
+    )
     m, outputs = settings.num_partitions, graph.num_outputs
     # Directions and group secrets stay away from 0, so that no output goes without noise.
     directions = randomness.signs(outputs) * randomness.uniform(outputs, low=0.5, high=1.5)

@@ -20,7 +20,7 @@ from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.calibration import Calibration, Calibrator, normal_inputs
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
-from bilateral.protocols.perturb.secrets import RoundSecrets, draw_secrets
+from bilateral.protocols.perturb.secrets import DrawFactors, RoundSecrets, draw_secrets, log_uniform_factors
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -39,6 +39,8 @@ class PerturbServer:
         input_shape: tuple[int, ...],
         randomness: Randomness | None = None,
         calibration_inputs: Tensor | None = None,
+        *,
+        draw_factors: DrawFactors = log_uniform_factors,
     ) -> None:
         settings.check_outputs(graph.num_outputs)
         if settings.noise == "offset" and graph.head_bias is None:
@@ -52,6 +54,7 @@ class PerturbServer:
         self._randomness = randomness or SecureRandomness()
         if calibration_inputs is None:
             calibration_inputs = normal_inputs(input_shape, self._randomness.child("calibration"))
+        self._draw_factors = draw_factors
         self._dtype = next(iter(model.parameters())).dtype
         self._calibrator = Calibrator(model, graph.head, calibration_inputs.to(self._dtype))
         self._calibration: tuple[int, Calibration] | None = None
@@ -62,7 +65,7 @@ class PerturbServer:
     def start_round(self, round_index: int) -> PerturbedModel:
         """Step 1: fresh secrets, and the model under them."""
         graph, randomness = self._graph, self._randomness.child("round", round_index)
-        secrets = draw_secrets(graph, self._settings, self._calibrated(round_index), randomness)
+        secrets = draw_secrets(graph, self._settings, self._calibrated(round_index), randomness, self._draw_factors)
         plain = graph.flatten(dict(self._model.named_parameters()), torch.float64)
         perturbed = (secrets.ratio * plain).index_select(0, secrets.source)
         noise = secrets.output_noise

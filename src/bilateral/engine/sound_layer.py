@@ -1,0 +1,230 @@
+"""Sound distributed noise for a plan: clipping and noise settings, what they spend, and both halves with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
+from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
+from bilateral.engine.layers import Layer, PrivacyReport, Surroundings, make_perturb_server
+from bilateral.errors import PlanError
+from bilateral.learning.client import Schedule, sample_clients
+from bilateral.learning.masked_aggregation import UploadShape
+from bilateral.learning.sampling import PoissonSchedule
+from bilateral.protocols.messages import Upload
+from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, noise_for, report
+from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
+from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.scheme import term_names
+from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
+from bilateral.randomness import SeededRandomness
+
+NOISE_REACH = 16.0
+"""No noise is drawn beyond 13.3 standard deviations (`sound.standard_normal`)."""
+ADAPTIVE_ROOM = 2.0**12
+"""How far an adaptive norm may grow before uploads leave the fixed range of the masks."""
+
+
+@dataclass(frozen=True)
+class SoundNoise:
+    """Settings of a run's noise, and what it spends."""
+
+    settings: SoundNoiseSettings
+    spending: SpendingReport
+
+
+def num_terms(around: Surroundings) -> int:
+    if around.plan.protection == "fedavg":
+        return 1
+    return len(term_names(around.plan.perturbation.settings(around.federation.loss)))
+
+
+def sound_noise(around: Surroundings) -> SoundNoise:
+    """The plan's noise: as given, or as little as meets the plan's epsilon."""
+    plan, exposure = around.plan, exposure_of(around)
+    bare = SoundNoiseSettings(
+        clip=clip_settings(around),
+        noise_multiplier=plan.noise.noise_multiplier or 1.0,
+        min_honest=_min_honest(around),
+        max_colluders=plan.noise.colluders,
+        delta=plan.noise.delta,
+    )
+
+    def spending_of(settings: SoundNoiseSettings) -> SpendingReport:
+        return report(settings, exposure, num_terms(around), around.graph.num_parameters)
+
+    if plan.noise.epsilon is not None:
+        bare = _calibrated(bare, exposure, plan.noise.epsilon, spending_of)
+    if plan.noise.adaptive_clip:
+        # A twentieth of the units in a round, as Andrew et al. suggest; never so little that it spends the budget.
+        units = exposure.clients_per_round * bare.clip.expected_batch_size
+        bare = replace(bare, adaptive=AdaptiveClip(count_noise=max(units / 20, bare.noise_multiplier)))
+        bare = replace(bare, noise_multiplier=bare.noise_multiplier * (1 + 1e-3))  # the count is rounded, too
+    return SoundNoise(bare, spending_of(bare))
+
+
+def _calibrated(
+    settings: SoundNoiseSettings,
+    exposure: Exposure,
+    epsilon: float,
+    spending_of: Callable[[SoundNoiseSettings], SpendingReport],
+) -> SoundNoiseSettings:
+    multiplier = noise_for(epsilon, settings.delta, exposure.sampling_rate, exposure.rounds_of_one_client)
+    for _ in range(20):
+        settings = replace(settings, noise_multiplier=multiplier)
+        if spending_of(settings).rows[0].epsilon <= epsilon:
+            return settings
+        multiplier *= 1 + 1e-3  # rounding to the grid takes a little of it
+    raise PlanError(f"No noise was found that spends at most epsilon {epsilon:g}.", remedy="Allow a larger epsilon.")
+
+
+def clip_settings(around: Surroundings) -> ClipSettings:
+    """One norm for all terms together; sums over samples are divided by one public batch size."""
+    noise = around.plan.noise
+    if noise.unit == "client":
+        return ClipSettings(noise.clip, "client")
+    return ClipSettings(noise.clip, "sample", float(_batch_size(around)))
+
+
+def exposure_of(around: Surroundings) -> Exposure:
+    """How often one sample (or one client) is used, at most, in the plan's rounds."""
+    plan, names = around.plan, around.names
+    draws = SeededRandomness(plan.seed, "federation")
+    invited: Counter[str] = Counter()
+    for round_index in range(plan.training.rounds):
+        invited.update(sample_clients(names, plan.federation.participation, round_index, draws))
+    return Exposure(
+        num_rounds=plan.training.rounds,
+        sampling_rate=max(_rates(around)) if plan.noise.unit == "sample" else 1.0,
+        num_clients=len(names),
+        clients_per_round=plan.federation.num_participants(len(names)),
+        max_participations=max(invited.values()),
+    )
+
+
+def sound_report(around: Surroundings, noise: SoundNoise) -> PrivacyReport:
+    """What is spent, and the noise in the mean of the uploads, term by term."""
+    count = exposure_of(around).clients_per_round
+    of_clients = noise.settings.term_deviations(num_terms(around))
+    deviations = {f"term {number}, in the mean": d / count**0.5 for number, d in enumerate(of_clients)}
+    return PrivacyReport(
+        "sound",
+        noise.settings.clip.unit,
+        {"noise multiplier": noise.settings.noise_multiplier, "clip": noise.settings.clip.norm, **deviations},
+        noise.spending.rows,
+    )
+
+
+def sound_layer(around: Surroundings) -> Layer:
+    """Both halves with clipping and noise; the masks that it needs go on top."""
+    noise = sound_noise(around)
+    settings, plan = noise.settings, around.plan
+    layer = _clipped(around, settings)
+    noisy = [DistributedGaussian(name, settings, around.secrets.child("noise", name)) for name in around.names]
+    layer.privatise = [_adder(one) for one in noisy]
+    layer.weight = 1
+    layer.privacy = sound_report(around, noise)
+    layer.guarantees.append(guarantee(settings, noise.spending))
+    layer.closed.append((12, "server"))  # what the sum says about one unit is what epsilon bounds
+    layer.fixed_bounds = _bounds(around, settings)
+    if plan.noise.unit == "sample":
+        layer.schedules = _poisson_schedules(around)
+    if settings.adaptive is not None:
+        layer.adaptive = AdaptiveNorm(settings.adaptive, settings.clip)
+        layer.set_norm = [_setter(half, one) for half, one in zip(layer.halves, noisy, strict=True)]
+    return layer
+
+
+def _clipped(around: Surroundings, noise: SoundNoiseSettings) -> Layer:
+    """The plain or perturbed layer whose clients clip."""
+    graph, model, loss = around.graph, around.model, around.federation.loss
+    counted = noise.adaptive is not None
+    shape = UploadShape(num_terms(around), graph.num_parameters, int(counted))
+    channels_last = around.plan.training.channels_last
+    if around.plan.protection == "fedavg":
+        plain = [
+            FedAvgClient(name, model, graph, loss, channels_last=channels_last, clip=noise.clip, count_clipped=counted)
+            for name in around.names
+        ]
+        return Layer(FedAvgServer(model, graph), plain, shape, [FEDAVG_GUARANTEE], around.batch_schedules())
+    settings = around.plan.perturbation.settings(loss)
+    halves = [
+        PerturbClient(
+            name,
+            model,
+            graph,
+            settings,
+            around.secrets.child("client", name),
+            channels_last=channels_last,
+            clip=noise.clip,
+            count_clipped=counted,
+        )
+        for name in around.names
+    ]
+    server = make_perturb_server(around, settings)
+    return Layer(server, halves, shape, [perturb_guarantee(settings)], around.batch_schedules())
+
+
+def _adder(noise: DistributedGaussian) -> Callable[[Upload], Upload]:
+    return lambda upload: noise.add_noise(upload, upload.round_index)
+
+
+def _setter(half: object, noise: DistributedGaussian) -> Callable[[float], None]:
+    def set_norm(norm: float) -> None:
+        assert isinstance(half, PerturbClient | FedAvgClient)
+        assert half.clip is not None
+        half.clip = half.clip.with_norm(norm)
+        noise.set_norm(norm)
+
+    return set_norm
+
+
+def _min_honest(around: Surroundings) -> int:
+    """Clients whose noise is in every sum that can be unmasked."""
+    plan = around.plan
+    participants = plan.federation.num_participants(len(around.names))
+    threshold = plan.aggregation.settings().threshold_of(participants)
+    honest = threshold - plan.noise.colluders
+    if honest < 1:
+        raise PlanError(
+            f"Expected fewer colluders than the {threshold} clients that a sum needs, got {plan.noise.colluders}.",
+            remedy="Lower noise.colluders, raise aggregation.threshold, or use more clients.",
+        )
+    return honest
+
+
+def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:
+    """A bound on every value of each row: all of a client's samples clipped, and the noise."""
+    units = 1.0
+    if settings.clip.unit == "sample":
+        units = max(len(client.data) for client in around.federation.clients)
+    room = ADAPTIVE_ROOM if settings.adaptive is not None else 1.0
+    count = num_terms(around)
+    values = units * settings.clip.sensitivity / settings.clip.scales(count)
+    rows = [
+        room * (value + NOISE_REACH * deviation)
+        for value, deviation in zip(values.tolist(), settings.term_deviations(count), strict=True)
+    ]
+    if settings.adaptive is None:
+        return [*rows, 1.0]
+    return [*rows, units / settings.clip.expected_batch_size + NOISE_REACH * settings.count_deviation]
+
+
+def _batch_size(around: Surroundings) -> int:
+    return around.plan.training.batch_size or max(len(client.data) for client in around.federation.clients)
+
+
+def _rates(around: Surroundings) -> list[float]:
+    size = _batch_size(around)
+    return [min(1.0, size / len(client.data)) for client in around.federation.clients]
+
+
+def _poisson_schedules(around: Surroundings) -> list[Schedule]:
+    return [
+        PoissonSchedule(len(client.data), rate, around.secrets.child("batches", client.name))
+        for client, rate in zip(around.federation.clients, _rates(around), strict=True)
+    ]

@@ -1,0 +1,43 @@
+"""Adaptive clipping around a masked sum: the norm goes out with the model, the noisy count comes back in the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bilateral.learning.aggregation import Aggregation, Incident
+from bilateral.learning.exchange import Exchange, Packet
+from bilateral.protocols.membership import ClipNorm
+from bilateral.protocols.messages import Aggregate, Message
+from bilateral.protocols.noise.adaptive import AdaptiveNorm
+
+
+class AdaptiveAggregation:
+    """Another aggregation whose uploads carry the count of adaptive clipping as their only statistic."""
+
+    def __init__(self, inner: Aggregation, norm: AdaptiveNorm) -> None:
+        self._inner = inner
+        self._norm = norm
+
+    @property
+    def incidents(self) -> list[Incident]:
+        return self._inner.incidents
+
+    def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
+        message = ClipNorm(round_index, torch.tensor(self._norm.clip.norm, dtype=torch.float64))
+        opened = self._inner.open(round_index, participants, exchange)
+        return {name: (message, *packet) for name, packet in opened.items()}
+
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:
+        return self._norm.take(self._inner.close(round_index, replies, exchange))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return {**self._inner.state_tensors(), **{f"clip/{n}": t for n, t in self._norm.state_tensors().items()}}
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._norm.load_state_tensors(
+            {name.removeprefix("clip/"): t for name, t in tensors.items() if name.startswith("clip/")}
+        )
+        self._inner.load_state_tensors({n: t for n, t in tensors.items() if not n.startswith("clip/")})

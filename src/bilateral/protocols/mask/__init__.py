@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns the weighted sum of the uploads and no single upload (client, server)."""

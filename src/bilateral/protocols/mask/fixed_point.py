@@ -1,0 +1,189 @@
+"""Weighted uploads as integers modulo 2^64, with sums that never wrap.
+
+The rows of a vector are the terms of an `Upload`, and one last row for its batch statistics; behind them stands the
+weight itself. Row k holds `round(weight * value * 2^fraction_bits[k])`. The bound of a row is a power of two,
+`|weight * value| <= 2^bound_bits`, and
+
+    fraction_bits = 62 - ceil(log2(num_clients)) - bound_bits
+
+Guarantee: the sum over `num_clients` uploads stays within 2^62, so it is the sum of the integers and not a remainder.
+It differs from the sum of the float64 products `weight * value` by at most half a unit (`2^-fraction_bits`) a client. A
+value beyond its bound is reported, never wrapped or clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.protocols.messages import Aggregate, Upload
+
+SUM_BITS = 62
+MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
+MAX_WEIGHT = 1 << 40
+MAX_CLIENTS = 1 << 20
+HEADROOM_BITS = 8
+"""The next round's values may be 2^8 times the largest sum of this round."""
+
+
+@dataclass(frozen=True)
+class FixedPointFormat:
+    """Public: fraction bits of every row, and how many uploads can be added."""
+
+    fraction_bits: tuple[int, ...]
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_clients <= MAX_CLIENTS:
+            raise ProtocolError(f"Expected 1 to {MAX_CLIENTS} clients in a fixed-point format, got {self.num_clients}.")
+        if not self.fraction_bits:
+            raise ProtocolError("A fixed-point format needs a row of statistics at least, got none.")
+        if not all(MIN_BOUND_BITS <= bits <= MAX_BOUND_BITS for bits in self.bound_bits):
+            raise ProtocolError(
+                f"Expected bounds between 2^{MIN_BOUND_BITS} and 2^{MAX_BOUND_BITS} in every row of the fixed-point "
+                f"format, got 2^{min(self.bound_bits)} to 2^{max(self.bound_bits)}."
+            )
+
+    @classmethod
+    def for_bound_bits(cls, bound_bits: Sequence[int], num_clients: int) -> FixedPointFormat:
+        bits = _client_bits(num_clients)
+        return cls(tuple(SUM_BITS - bits - bound for bound in bound_bits), num_clients)
+
+    @classmethod
+    def for_bounds(cls, bounds: Sequence[float], num_clients: int) -> FixedPointFormat:
+        """The finest format in which `|weight * value| <= bounds[k]` is accepted in row k."""
+        return cls.for_bound_bits(bits_of_bounds(bounds), num_clients)
+
+    @property
+    def bound_bits(self) -> tuple[int, ...]:
+        bits = _client_bits(self.num_clients)
+        return tuple(SUM_BITS - bits - fraction for fraction in self.fraction_bits)
+
+    @property
+    def num_terms(self) -> int:
+        return len(self.fraction_bits) - 1
+
+
+@dataclass(frozen=True)
+class RowsOutOfRange:
+    """Rows with a value beyond their bound, and the bounds that would hold them."""
+
+    rows: tuple[int, ...]
+    bound_bits: tuple[int, ...]
+
+
+def encode_upload(upload: Upload, form: FixedPointFormat, sender: str) -> Tensor | RowsOutOfRange:
+    """All rows of `upload`, then its weight, as one int64 vector; or which rows are out of range."""
+    _check(upload, form, sender)
+    limit = 2.0 ** (SUM_BITS - _client_bits(form.num_clients))
+    rows = [*upload.terms, upload.statistics]
+    encoded = torch.empty(sum(row.numel() for row in rows) + 1, dtype=torch.int64)
+    beyond: dict[int, int] = {}
+    start = 0
+    for number, (row, fraction_bits) in enumerate(zip(rows, form.fraction_bits, strict=True)):
+        # One product: scaling by a power of two is exact, so this rounds as weight * value does.
+        scaled = row.to(torch.float64, copy=True).mul_(math.ldexp(upload.weight, fraction_bits))
+        largest = _largest(scaled)
+        if largest > limit:
+            beyond[number] = _bits_needed(largest, fraction_bits, sender, number)
+        else:
+            encoded[start : start + row.numel()] = scaled.round_()
+        start += row.numel()
+    if beyond:
+        return RowsOutOfRange(tuple(beyond), tuple(beyond.values()))
+    encoded[-1] = upload.weight
+    return encoded
+
+
+def decode_sum(
+    total: Tensor, form: FixedPointFormat, round_index: int, terms_shape: tuple[int, int], num_statistics: int
+) -> Aggregate:
+    """The weighted sums in float64, and the total weight."""
+    num_terms, num_parameters = terms_shape
+    expected = num_terms * num_parameters + num_statistics + 1
+    if num_terms != form.num_terms or total.shape != (expected,):
+        raise ProtocolError(
+            f"Expected {form.num_terms} terms, {expected} values in all, got {num_terms} terms and {total.numel()}.",
+            remedy="Both sides must run the same plan.",
+        )
+    scales = torch.tensor([math.ldexp(1.0, -bits) for bits in form.fraction_bits], dtype=torch.float64)
+    split = num_terms * num_parameters
+    terms = total[:split].reshape(terms_shape).to(torch.float64).mul_(scales[:-1, None])
+    statistics = total[split:-1].to(torch.float64).mul_(scales[-1])
+    return Aggregate(round_index, int(total[-1]), terms, statistics)
+
+
+def next_bound_bits(total: Aggregate, bound_bits: Sequence[int]) -> tuple[int, ...]:
+    """Bounds of the next round: the smallest power of two above 2^8 times the largest sum of each row.
+
+    A row of zeros says nothing about the next round and keeps its bound.
+    """
+    found = []
+    for row, previous in zip([*total.terms, total.statistics], bound_bits, strict=True):
+        largest = _largest(row)
+        bits = _ceil_log2(largest) + HEADROOM_BITS if largest > 0 else previous
+        found.append(min(max(bits, MIN_BOUND_BITS), MAX_BOUND_BITS))
+    return tuple(found)
+
+
+def next_format(total: Aggregate, form: FixedPointFormat, num_clients: int) -> FixedPointFormat:
+    """The format of a round with `num_clients` participants that follows one which gave `total` in `form`."""
+    return FixedPointFormat.for_bound_bits(next_bound_bits(total, form.bound_bits), num_clients)
+
+
+def bits_of_bounds(bounds: Sequence[float]) -> tuple[int, ...]:
+    """The smallest power of two at or above each bound."""
+    for number, bound in enumerate(bounds):
+        if not 0 < bound <= 2.0**MAX_BOUND_BITS:
+            raise ProtocolError(
+                f"Expected the bound of row {number} above 0 and up to 2^{MAX_BOUND_BITS}, got {bound}."
+            )
+    return tuple(max(_ceil_log2(bound), MIN_BOUND_BITS) for bound in bounds)
+
+
+def _check(upload: Upload, form: FixedPointFormat, sender: str) -> None:
+    if not 1 <= upload.weight <= MAX_WEIGHT:
+        raise ProtocolError(
+            f"Upload from {sender}: expected a weight between 1 and 2^40, got {upload.weight}.",
+            remedy="Leave out clients without data.",
+        )
+    if upload.terms.dim() != 2 or len(upload.terms) != form.num_terms or upload.statistics.dim() != 1:
+        raise ProtocolError(
+            f"Upload from {sender}: expected {form.num_terms} terms and a vector of statistics, "
+            f"got shapes {tuple(upload.terms.shape)} and {tuple(upload.statistics.shape)}.",
+            remedy="Both sides must run the same plan.",
+        )
+    upload.check_finite(sender)
+
+
+def _bits_needed(largest_scaled: float, fraction_bits: int, sender: str, row: int) -> int:
+    bits = _ceil_log2(largest_scaled) - fraction_bits if math.isfinite(largest_scaled) else MAX_BOUND_BITS + 1
+    if bits > MAX_BOUND_BITS:
+        raise NumericalRangeError(
+            f"Upload from {sender}: row {row} times its weight is beyond 2^{MAX_BOUND_BITS}, the largest bound.",
+            remedy="Check that client's data and the learning rate.",
+        )
+    return bits
+
+
+def _largest(row: Tensor) -> float:
+    """Largest absolute value, in one pass without a copy."""
+    if not row.numel():
+        return 0.0
+    low, high = torch.aminmax(row)
+    return max(-float(low), float(high))
+
+
+def _ceil_log2(value: float) -> int:
+    """The smallest integer k with value <= 2^k."""
+    mantissa, exponent = math.frexp(value)
+    return exponent - 1 if mantissa == 0.5 else exponent
+
+
+def _client_bits(num_clients: int) -> int:
+    return (num_clients - 1).bit_length()

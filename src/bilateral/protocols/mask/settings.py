@@ -1,0 +1,66 @@
+"""Privacy settings of secure aggregation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bilateral.errors import PlanError
+from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MIN_BOUND_BITS
+from bilateral.protocols.mask.neighbours import default_num_neighbours, threshold_of
+
+GraphKind = Literal["auto", "complete", "n-out"]
+LARGEST_COMPLETE_GRAPH = 32
+"""`auto` gives every pair a mask up to this number of participants."""
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """How uploads are masked. All clients and the server must have the same.
+
+    `graph`               complete: every pair of participants shares a mask; n-out: each chooses a few partners at
+                          random; auto: complete up to 32 participants
+    `num_neighbours`      partners that each participant chooses in the n-out graph (it has about twice as many, since
+                          others choose it); by default what `default_num_neighbours` computes
+    `threshold`           a sum is unmasked only if more than this fraction of the participants is in it, and a secret
+                          is reconstructed only by more than this fraction of its owner's neighbourhood
+    `initial_bound_bits`  first round: values times weights are expected below 2 to this power
+    """
+
+    graph: GraphKind = "auto"
+    num_neighbours: int | None = None
+    threshold: float = 2 / 3
+    initial_bound_bits: int = 20
+
+    def __post_init__(self) -> None:
+        if self.graph not in ("auto", "complete", "n-out"):
+            raise PlanError(f"Expected graph auto, complete or n-out, got {self.graph!r}.")
+        if not 0.5 < self.threshold < 1:  # at one half, two disjoint halves could each unmask a sum
+            raise PlanError(
+                f"Expected a threshold above 0.5 and below 1, got {self.threshold}.",
+                remedy="Two disjoint groups of clients must never both reach it. Try 0.667.",
+            )
+        if self.num_neighbours is not None and self.num_neighbours < 1:
+            raise PlanError(f"Expected num_neighbours of 1 or more, got {self.num_neighbours}.")
+        if self.num_neighbours is not None and self.graph == "complete":
+            raise PlanError(
+                f"num_neighbours = {self.num_neighbours} has no meaning in the complete graph.",
+                remedy="Leave it out, or use graph = 'n-out'.",
+            )
+        if not MIN_BOUND_BITS <= self.initial_bound_bits <= MAX_BOUND_BITS:
+            raise PlanError(
+                f"Expected initial_bound_bits between {MIN_BOUND_BITS} and {MAX_BOUND_BITS}, "
+                f"got {self.initial_bound_bits}."
+            )
+
+    def threshold_of(self, size: int) -> int:
+        """How many of `size` parties must be there: more than the fraction `threshold`, so more than half."""
+        return threshold_of(self.threshold, size)
+
+    def num_chosen(self, num_participants: int) -> int:
+        """Partners that each participant chooses; all others in the complete graph."""
+        everyone = num_participants - 1
+        if self.graph == "complete" or (self.graph == "auto" and num_participants <= LARGEST_COMPLETE_GRAPH):
+            return everyone
+        chosen = self.num_neighbours or default_num_neighbours(num_participants, self.threshold)
+        return min(chosen, everyone)

@@ -1,0 +1,49 @@
+"""What both sides must agree on before anything is unmasked: over whom the sum is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from bilateral.errors import ProtocolError, ThresholdError
+from bilateral.protocols.mask.graph import PairGraph
+from bilateral.protocols.mask.injective import Part
+from bilateral.protocols.mask.messages import SurvivorList
+from bilateral.protocols.mask.settings import MaskSettings
+
+
+def signed_content(listed: SurvivorList) -> tuple[Part, ...]:
+    """What a survivor signs (`KeyRing.statement` adds the run's roster)."""
+    return ("survivors", listed.round_index, listed.attempt, listed.sharers, listed.survivors)
+
+
+def check_sum(graph: PairGraph, settings: MaskSettings, survivors: Collection[str]) -> None:
+    """Refuse a sum over too few, or over parts of the graph that no mask connects.
+
+    Guarantee for a client that checks: the sum is over more than `threshold` of the participants, and no sum over a
+    part of the survivors can be separated from it.
+    """
+    expected = settings.threshold_of(len(graph.participants))
+    if len(survivors) < expected:
+        raise ThresholdError(
+            f"Expected uploads of at least {expected} of {len(graph.participants)} participants, got {len(survivors)}.",
+            remedy="Repeat with the clients that are there, or lower the threshold.",
+        )
+    if not graph.is_connected(survivors):
+        raise ThresholdError(
+            "The survivors are not connected by masks: sums over parts of them would show.",
+            remedy="Repeat the round, or raise num_neighbours.",
+        )
+
+
+def check_names(names: Sequence[str], allowed: Collection[str], what: str) -> None:
+    """Refuse a list of names that is not strictly in order or has a name that does not belong there."""
+    if list(names) != sorted(set(names)):
+        raise ProtocolError(f"{what}: the names are not in order, or one comes twice.")
+    strangers = set(names).difference(allowed)
+    if strangers:
+        raise ProtocolError(f"{what}: {min(strangers)!r} does not belong there.")
+
+
+def mask_sign(own: str, other: str) -> int:
+    """+1 at the client whose name comes first, -1 at the other: the two masks of a pair cancel."""
+    return 1 if own < other else -1

@@ -1,0 +1,71 @@
+"""Step 6: from the revealed shares to the sum. Pure: it reads a record and changes nothing.
+
+1. Combine the shares: self seeds of survivors, escrow keys of dropped sharers.
+2. Open the escrows of the dropped; check every self seed against its owner's commitment.
+3. Add up the survivors' uploads, subtract their self masks, and subtract what their masks with the dropped leave over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
+from bilateral.protocols.mask import shamir
+from bilateral.protocols.mask.attempt_record import AttemptRecord
+from bilateral.protocols.mask.prg import add_masks
+from bilateral.protocols.mask.sealing import open_escrow, seed_digest
+from bilateral.protocols.mask.survivors import mask_sign
+
+
+def unmasked_sum(record: AttemptRecord, row_lengths: list[int]) -> Tensor:
+    """The sum of the survivors' encoded uploads, exactly, as int64."""
+    assert record.listed is not None
+    survivors = record.listed.survivors
+    for sender in survivors:
+        record.uploads[sender].expect_shape(sender, "values", (sum(row_lengths),))
+    secrets = _reconstructed(record)
+    seeds = [(secrets[name], -1) for name in survivors]
+    for dropped in sorted(set(record.sharers).difference(survivors)):
+        escrow = record.sealed[dropped].escrow
+        neighbours = record.graph.neighbours(dropped)
+        pair_seeds = open_escrow(record.occasion, dropped, secrets[dropped], escrow, neighbours)
+        seeds += [(pair_seeds[name], -mask_sign(name, dropped)) for name in neighbours if name in survivors]
+    total = np.zeros(sum(row_lengths), dtype=np.int64)
+    for sender in survivors:
+        words = total.view(np.uint64)
+        np.add(words, record.uploads[sender].values.numpy().view(np.uint64), out=words)
+    add_masks(total, seeds, row_lengths)
+    return torch.from_numpy(total)
+
+
+def _reconstructed(record: AttemptRecord) -> dict[str, bytes]:
+    """Self seed of every survivor, escrow key of every other sharer. All counts are checked before anything is done."""
+    assert record.listed is not None
+    shares: dict[str, dict[int, bytes]] = {name: {} for name in record.sharers}
+    for revealer, message in record.reveals.items():
+        for owner, share in zip(message.owners, message.shares, strict=True):
+            shares[owner][record.graph.point(revealer)] = share
+    for owner, held in shares.items():
+        expected = record.threshold_around(owner)
+        if len(held) < expected:
+            raise ThresholdError(
+                f"Expected at least {expected} shares of the secret of {owner}, got {len(held)}.",
+                remedy="The sum of this round is lost; go on with the next round.",
+            )
+    secrets = {owner: _combined(record, owner, held) for owner, held in shares.items()}
+    for owner in record.listed.survivors:
+        if seed_digest(record.occasion, owner, secrets[owner]) != record.sealed[owner].seed_digest:
+            raise AuthenticationError(
+                f"The shares of {owner} do not combine to the self seed that it committed to.",
+                remedy="That client does not follow the protocol; leave it out of the next round.",
+            )
+    return secrets
+
+
+def _combined(record: AttemptRecord, owner: str, held: dict[int, bytes]) -> bytes:
+    try:
+        return shamir.combine(held, record.threshold_around(owner))
+    except ProtocolError as error:
+        raise AuthenticationError(f"The shares that {owner} dealt are not of one secret.") from error

@@ -1,0 +1,276 @@
+"""What a run spends: (epsilon, delta) of Poisson-subsampled Gaussian noise, composed over rounds (dp-accounting).
+
+The unit is added or removed. Sampling of samples inside a client (Poisson) is secret and amplifies privacy against
+everybody. Sampling of clients is not secret from the server, which invites them: against the server a unit spends a
+whole round whenever its client takes part. Observers who see models alone do not know who took part; for the unit
+"client" and samples of a fixed size they get the amplification of sampling without replacement. That theorem (Wang,
+Balle, Kasiviswanathan 2019) is about *replacing* one client, which moves a sum by twice the clipping norm.
+
+`pld` composes privacy loss distributions, rounded up on a grid of losses, so that epsilon is never understated; `rdp`
+composes Renyi divergences and is looser. Sampling without replacement has RDP alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import dp_accounting as dp
+
+from bilateral.errors import PlanError, UnsoundPlanError
+from bilateral.protocols.guarantee import Claim, Guarantee
+from bilateral.protocols.noise.clipping import Unit
+from bilateral.protocols.noise.sound import SoundNoiseSettings, effective_multiplier, missing_tails
+
+AccountantName = Literal["pld", "rdp"]
+MODEL_OBSERVERS: Final = "observers of models alone (clients, users)"
+LOSS_STEP: Final = 1e-3
+"""Grid of privacy losses. Finer moves epsilon by less than 0.01 in thousands of rounds, and takes ten times as long."""
+_RELATIVE_LOSS_STEP: Final = 1e-5
+"""For huge epsilons, where a fixed step would need all memory."""
+_ORDERS: Final = (*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Whole orders have closed forms; those between them converge badly at low noise."""
+_TAIL_SHARE: Final = 1e-3
+"""This part of delta pays for the tails that the noise generator cannot draw."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """(epsilon, delta) of `num_rounds` rounds, and epsilon of one round at the same delta."""
+
+    epsilon: float
+    delta: float
+    per_round_epsilon: float
+    noise_multiplier: float
+    sampling_rate: float
+    num_rounds: int
+    accountant: AccountantName
+
+
+def spent(
+    noise_multiplier: float,
+    sampling_rate: float,
+    num_rounds: int,
+    delta: float,
+    *,
+    accountant: AccountantName = "pld",
+) -> Spending:
+    """What `num_rounds` rounds cost a unit that is in each with probability `sampling_rate`."""
+    _check(noise_multiplier, sampling_rate, num_rounds, delta)
+    one = _round_event(noise_multiplier, sampling_rate)
+    total = _epsilon(dp.SelfComposedDpEvent(one, num_rounds), delta, accountant)
+    first = total if num_rounds == 1 else _epsilon(one, delta, accountant)
+    return Spending(total, delta, first, noise_multiplier, sampling_rate, num_rounds, accountant)
+
+
+def noise_for(
+    target_epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    num_rounds: int,
+    *,
+    accountant: AccountantName = "pld",
+    tolerance: float = 1e-3,
+) -> float:
+    """The least noise multiplier (to a relative `tolerance`, never too small) that spends at most `target_epsilon`."""
+    _check(1.0, sampling_rate, num_rounds, delta)
+    if not 0 < target_epsilon < math.inf:
+        raise PlanError(f"Expected a target epsilon above 0, got {target_epsilon}.", remedy="Try 8.")
+
+    def suffices(z: float) -> bool:
+        event = dp.SelfComposedDpEvent(_round_event(z, sampling_rate), num_rounds)
+        # RDP is quick and at most this much too high: far from the goal it decides, and never for too little noise.
+        if _rdp_epsilon(event, delta) > 4 * target_epsilon + 30:
+            return False
+        return _epsilon(event, delta, accountant) <= target_epsilon
+
+    return _least(suffices, f"epsilon {target_epsilon:g} at delta {delta:g}", tolerance)
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How often data are used.
+
+    `sampling_rate`       chance of a sample to be in its client's batch (Poisson); 1 for the unit "client"
+    `num_clients`, `clients_per_round`   a round's clients are drawn afresh, in a fixed number, by secret coins
+    `max_participations`  most rounds that any single client takes part in; all of them if it is not known beforehand
+    """
+
+    num_rounds: int
+    sampling_rate: float
+    num_clients: int
+    clients_per_round: int
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.clients_per_round <= self.num_clients:
+            raise PlanError(f"Expected 1 to {self.num_clients} clients a round, got {self.clients_per_round}.")
+        if self.max_participations is not None and not 1 <= self.max_participations <= self.num_rounds:
+            raise PlanError(
+                f"Expected a client to take part in 1 to {self.num_rounds} rounds, got {self.max_participations}."
+            )
+
+    @property
+    def rounds_of_one_client(self) -> int:
+        return self.num_rounds if self.max_participations is None else self.max_participations
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """What one kind of observer can learn about one unit, and under which assumption."""
+
+    observer: str
+    epsilon_per_round: float
+    epsilon: float
+    delta: float
+    assumption: str
+
+
+@dataclass(frozen=True)
+class SpendingReport:
+    """Spending against the server first, then against those who see models alone."""
+
+    unit: Unit
+    noise_multiplier: float
+    effective_multiplier: float
+    exposure: Exposure
+    rows: tuple[ReportRow, ...]
+
+
+def report(
+    settings: SoundNoiseSettings,
+    exposure: Exposure,
+    num_terms: int,
+    num_parameters: int,
+    *,
+    accountant: AccountantName = "pld",
+) -> SpendingReport:
+    """Spending of a run, rounding to the grid and missing tails included; counts of adaptive clipping too.
+
+    The noise multiplier of `settings` already pays for the counts (`adaptive.py`).
+    """
+    unit, delta = settings.clip.unit, settings.delta
+    if unit == "client" and exposure.sampling_rate != 1:
+        raise UnsoundPlanError(
+            f"Sampling samples (rate {exposure.sampling_rate}) does not amplify the privacy of whole clients.",
+            remedy="Use a rate of 1, or unit = 'sample'.",
+        )
+    z = effective_multiplier(settings, num_terms, num_parameters)
+    paid = delta * (1 - _TAIL_SHARE)
+    against_server = spent(z, exposure.sampling_rate, exposure.rounds_of_one_client, paid, accountant=accountant)
+    _check_tails(settings, exposure, num_terms * num_parameters + 1, against_server.epsilon)
+    honest = (
+        f"every sum holds {settings.min_honest} or more honest clients, and no more than {settings.max_colluders} "
+        "clients collude"
+    )
+    per_round, total = against_server.per_round_epsilon, against_server.epsilon
+    rows = [
+        ReportRow(
+            "server",
+            per_round,
+            total,
+            delta,
+            f"it sees sums alone (masks); {honest}; add or remove one {unit}; "
+            f"a client takes part in at most {exposure.rounds_of_one_client} rounds",
+        ),
+        ReportRow(
+            MODEL_OBSERVERS,
+            per_round,
+            total,
+            delta,
+            f"as against the server, sampling of clients not counted; {honest}; add or remove one {unit}",
+        ),
+    ]
+    if unit == "client" and exposure.clients_per_round < exposure.num_clients:
+        rows.append(_amplified_row(z, settings, exposure, honest))
+    return SpendingReport(unit, settings.noise_multiplier, z, exposure, tuple(rows))
+
+
+def guarantee(settings: SoundNoiseSettings, spending: SpendingReport) -> Guarantee:
+    """The claim in figures."""
+    unit = settings.clip.unit
+    claims = tuple(
+        Claim(
+            f"whether one {unit} was in the training data: epsilon {row.epsilon:.3g} in total and "
+            f"{row.epsilon_per_round:.3g} a round, at delta {row.delta:g}",
+            row.observer,
+            row.assumption,
+        )
+        for row in spending.rows
+    )
+    return Guarantee("sound distributed noise", claims, leaks=())
+
+
+def _amplified_row(z: float, settings: SoundNoiseSettings, exposure: Exposure, honest: str) -> ReportRow:
+    """Client sampling, against those who do not know the draw but for the clients that they are themselves."""
+    drawn = exposure.clients_per_round
+    population = max(drawn, exposure.num_clients - max(1, settings.max_colluders))
+    # Replacing a client moves the sum by up to twice the norm.
+    one = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(z / 2))
+    every = dp.SelfComposedDpEvent(one, exposure.num_rounds)
+    replaced, paid = dp.NeighboringRelation.REPLACE_ONE, settings.delta * (1 - _TAIL_SHARE)
+    return ReportRow(
+        MODEL_OBSERVERS,
+        _rdp_epsilon(one, paid, replaced),
+        _rdp_epsilon(every, paid, replaced),
+        settings.delta,
+        f"{honest}; replace one client; {drawn} of {exposure.num_clients} clients are drawn afresh every round, and "
+        f"the draw stays secret from them; over all {exposure.num_rounds} rounds",
+    )
+
+
+def _check_tails(settings: SoundNoiseSettings, exposure: Exposure, num_coordinates: int, epsilon: float) -> None:
+    """Tails that are not drawn cost (1 + e^epsilon) times their distance of delta. Refuse what is not negligible."""
+    distance = missing_tails(num_coordinates, exposure.num_rounds, exposure.clients_per_round)
+    if not math.log1p(math.exp(-epsilon)) + epsilon + math.log(distance) < math.log(settings.delta * _TAIL_SHARE):
+        raise UnsoundPlanError(
+            f"The tails that the noise generator cannot draw would cost more than a thousandth of delta "
+            f"{settings.delta:g} (epsilon {epsilon:.3g}).",
+            remedy="Add more noise: an epsilon of that size protects nothing.",
+        )
+
+
+def _round_event(noise_multiplier: float, sampling_rate: float) -> Any:
+    gaussian = dp.GaussianDpEvent(noise_multiplier)
+    return gaussian if sampling_rate == 1 else dp.PoissonSampledDpEvent(sampling_rate, gaussian)
+
+
+def _epsilon(event: Any, delta: float, accountant: AccountantName) -> float:
+    bound = _rdp_epsilon(event, delta)
+    if accountant == "rdp":
+        return bound
+    step = max(LOSS_STEP, _RELATIVE_LOSS_STEP * bound)
+    return float(dp.pld.PLDAccountant(value_discretization_interval=step).compose(event).get_epsilon(delta))
+
+
+def _rdp_epsilon(event: Any, delta: float, neighbours: Any = dp.NeighboringRelation.ADD_OR_REMOVE_ONE) -> float:
+    accountant = dp.rdp.RdpAccountant(orders=_ORDERS, neighboring_relation=neighbours)
+    return float(accountant.compose(event).get_epsilon(delta))
+
+
+def _least(suffices: Callable[[float], bool], goal: str, tolerance: float) -> float:
+    """The least z that suffices, by doubling and then bisection on a logarithmic scale."""
+    low, high = 1 / 16, 1 / 8
+    while not suffices(high):
+        low, high = high, 2 * high
+        if high > 2.0**24:
+            raise PlanError(f"No noise multiplier up to {high:g} reaches {goal}.", remedy="Allow a larger epsilon.")
+    if suffices(low):
+        return low
+    while high > low * (1 + tolerance):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _check(noise_multiplier: float, sampling_rate: float, num_rounds: int, delta: float) -> None:
+    if not 0 < noise_multiplier < math.inf:
+        raise PlanError(f"Expected a noise multiplier above 0, got {noise_multiplier}.", remedy="Try 1.")
+    if not 0 < sampling_rate <= 1:
+        raise PlanError(f"Expected a sampling rate above 0 and at most 1, got {sampling_rate}.")
+    if num_rounds < 1:
+        raise PlanError(f"Expected one round or more, got {num_rounds}.")
+    if not 0 < delta < 1:
+        raise PlanError(f"Expected delta between 0 and 1, got {delta}.", remedy="Try 1e-5.")

@@ -1,0 +1,206 @@
+"""Terms of single samples: the vectorised path against a loop over batches of one, and against ordinary uploads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer, _mse_cotangents
+from bilateral.errors import UnsoundPlanError
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.zoo import build_model
+from bilateral.protocols.noise import sample_terms
+from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.server import PerturbServer
+from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.randomness import SeededRandomness
+from reference.harness import randomised
+
+SHAPE, OUTPUTS = (1, 8, 8), 4
+
+
+def with_group_norm(model):
+    """Every BatchNorm as a GroupNorm of the same size."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, nn.GroupNorm(2, child.num_features))
+    return model
+
+
+class Halved(torch.autograd.Function):
+    """A function of a user's own that has no rule for vmap."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 0.5 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.5 * gradient
+
+
+class Double(nn.ReLU):
+    """Looks like a ReLU to the scale graph and runs a function of its own: relu(x) either way."""
+
+    def forward(self, x):
+        return super().forward(Halved.apply(x)) + super().forward(Halved.apply(x))
+
+
+def small_network(frozen=False, dropout=0.0, width=6):
+    layers = [nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 5), nn.LeakyReLU()]
+    model = nn.Sequential(*layers)
+    model.add_module("head", nn.Linear(5, OUTPUTS))
+    if frozen:
+        model[1].weight.requires_grad_(False)
+        model.head.bias.requires_grad_(False)
+    return model
+
+
+NETWORKS = {
+    "mlp-3": lambda: build_model("mlp-3", input_shape=SHAPE, num_outputs=OUTPUTS, width=7),
+    "lenet": lambda: build_model("lenet", input_shape=SHAPE, num_outputs=OUTPUTS),
+    "resnet-8 with GroupNorm": lambda: with_group_norm(
+        build_model("resnet-8", input_shape=SHAPE, num_outputs=OUTPUTS, width=4)
+    ),
+    "frozen layers": lambda: small_network(frozen=True),
+}
+
+
+def prepared(name, seed=0):
+    model = randomised(NETWORKS[name]().double(), seed)
+    return model, ScaleGraph.of(model, torch.zeros(1, *SHAPE))
+
+
+def batch(count, loss, seed):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, *SHAPE, generator=generator, dtype=torch.float64)
+    targets = torch.randn(count, OUTPUTS, generator=generator, dtype=torch.float64)
+    return inputs, targets.argmax(1) if loss == "ce" else targets
+
+
+def halves(name, protection, clip, seed=0):
+    """(message, an ordinary client, a client that clips samples)"""
+    model, graph = prepared(name, seed)
+    if protection in ("mse", "ce"):
+        message = FedAvgServer(model, graph).start_round(0)
+        return (
+            message,
+            FedAvgClient("plain", model, graph, protection),
+            FedAvgClient("clipping", model, graph, protection, clip=clip),
+        )
+    plan = PerturbationSettings("mse", protection, num_partitions=2)
+    message = PerturbServer(model, graph, plan, SHAPE, SeededRandomness(seed)).start_round(0)
+    return message, PerturbClient("plain", model, graph, plan), PerturbClient("clipping", model, graph, plan, clip=clip)
+
+
+def loop_over_batches_of_one(message, plain, inputs, targets, clip):
+    """The slow, obvious oracle: an ordinary upload of each sample alone, clipped in plain arithmetic, then added."""
+    total = 0.0
+    for x, t in zip(inputs, targets, strict=True):
+        terms = plain.train(message, x[None], t[None], 1).terms.double()
+        scaled = terms * torch.tensor(clip.term_scales or [1.0] * len(terms), dtype=torch.float64)[:, None]
+        norm = float(scaled.square().sum()) ** 0.5
+        total = total + terms * min(1.0, clip.norm / norm)
+    return total / clip.expected_batch_size
+
+
+PROTECTIONS = ("mse", "ce", "activation", "offset")
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_mean_of_unclipped_sample_terms_is_the_ordinary_upload(name, protection):
+    message, plain, clipping = halves(name, protection, ClipSettings(1e12, expected_batch_size=5.0))
+    data = batch(5, protection if protection == "ce" else "mse", 1)
+    expected, got = plain.train(message, *data, 5).terms, clipping.train(message, *data, 5)
+    assert float((got.terms - expected).norm() / expected.norm()) < 1e-12
+    assert got.weight == 1
+    assert got.statistics.numel() == 0
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(sorted(NETWORKS)),
+    st.sampled_from(PROTECTIONS),
+    st.integers(1, 6),
+    st.floats(1e-3, 1e2),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_clipped_upload_is_what_a_loop_over_batches_of_one_sample_gives(name, protection, count, norm, seed, scaled):
+    num_terms = {"activation": 4, "offset": 3}.get(protection, 1)
+    clip = ClipSettings(norm, "sample", 3.5, tuple(0.5 + k for k in range(num_terms)) if scaled else ())
+    message, plain, clipping = halves(name, protection, clip, seed)
+    data = batch(count, protection if protection == "ce" else "mse", seed)
+    expected = loop_over_batches_of_one(message, plain, *data, clip)
+    got = clipping.train(message, *data, 1).terms
+    assert float((got - expected).norm() / expected.norm()) < 1e-8  # the rounding margin of clipping is 1e-9
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_chunks_of_any_size_give_the_same_upload(protection, monkeypatch):
+    message, _, clipping = halves("lenet", protection, ClipSettings(0.5, expected_batch_size=7.0))
+    data = batch(7, protection if protection == "ce" else "mse", 3)
+    whole = clipping.train(message, *data, 1).terms
+    monkeypatch.setattr(sample_terms, "CHUNK_BYTES", 1)  # one sample at a time
+    assert clipping._samples.chunk_size == 1
+    torch.testing.assert_close(clipping.train(message, *data, 1).terms, whole, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("protection", PROTECTIONS)
+def test_an_empty_poisson_batch_uploads_zeros_and_looks_like_any_other(protection):
+    message, _, clipping = halves("mlp-3", protection, ClipSettings(1.0))
+    loss = protection if protection == "ce" else "mse"
+    empty, full = (clipping.train(message, *batch(count, loss, 0), 1) for count in (0, 3))
+    assert not bool(empty.terms.any())
+    assert empty.terms.shape == full.terms.shape
+    assert (empty.weight, empty.terms.dtype, empty.num_bytes) == (full.weight, full.terms.dtype, full.num_bytes)
+
+
+def test_a_function_without_a_vmap_rule_takes_the_loop_with_the_same_result():
+    model = randomised(small_network().double(), 4)
+    graph = ScaleGraph.of(model, torch.zeros(1, *SHAPE))
+    custom = randomised(small_network().double(), 4)
+    custom[2] = Double()
+    clip = ClipSettings(0.3, expected_batch_size=4.0)
+    message = FedAvgServer(model, graph).start_round(0)
+    data = batch(4, "mse", 2)
+    vectorised, looped = (FedAvgClient("c", m, graph, "mse", clip=clip) for m in (model, custom))
+    expected = vectorised.train(message, *data, 1).terms
+    torch.testing.assert_close(looped.train(message, *data, 1).terms, expected, rtol=1e-10, atol=1e-14)
+    assert vectorised._samples._vectorises is True
+    assert looped._samples._vectorises is False
+
+
+def test_dropout_falls_differently_on_each_sample():
+    model = randomised(small_network(dropout=0.5, width=32).double(), 5)
+    graph = ScaleGraph.of(model, torch.zeros(1, *SHAPE))
+    client = FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0))
+    client.train(FedAvgServer(model, graph).start_round(0), *batch(1, "mse", 0), 1)
+    inputs, targets = (value.expand(16, *value.shape[1:]) for value in batch(1, "mse", 0))
+    (chunk,) = client._samples.chunks(inputs, targets, _mse_cotangents)
+    assert len({tuple(row) for row in chunk[:, 0].tolist()}) > 8
+
+
+def test_batch_norm_is_refused_by_name():
+    model = build_model("resnet-8", input_shape=SHAPE, num_outputs=OUTPUTS)
+    graph = ScaleGraph.of(model, torch.zeros(1, *SHAPE))
+    for unit in ("sample", "client"):
+        for make in (
+            lambda clip: FedAvgClient("c", model, graph, "mse", clip=clip),
+            lambda clip: PerturbClient("c", model, graph, PerturbationSettings("mse"), clip=clip),
+        ):
+            with pytest.raises(UnsoundPlanError, match=r"`stem\.norm`.*GroupNorm"):
+                make(ClipSettings(1.0, unit))
+
+
+def test_cross_entropy_under_perturbation_is_refused_with_its_ledger_line():
+    model, graph = prepared("mlp-3")
+    for unit in ("sample", "client"):
+        with pytest.raises(UnsoundPlanError, match="line 8"):
+            PerturbClient("c", model, graph, PerturbationSettings("ce"), clip=ClipSettings(1.0, unit))
