@@ -48,7 +48,7 @@ def test_compare_prints_the_documented_rows(bilateral):
         "weights_relative_difference", "seconds_ratio", "bytes_ratio",
     }  # fmt: skip
     assert all(keys <= set(row) for row in rows)
-    assert [row["clients"] for row in rows] == [1] * 4 + [2] * 4
+    assert [row["clients"] for row in rows] == [1] * 4 + [2] * 7
     assert "perturbation-offset" in bilateral("compare", *QUICK, "--quiet").out
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -50,10 +50,16 @@ def no_class_on_both_sides(graph):
     return not (above & below - {0})
 
 
-@pytest.mark.parametrize(("name", "options", "shape"), ZOO)
-def test_the_expanded_network_computes_the_same_bit_by_bit_with_the_same_parameters(name, options, shape):
+@pytest.fixture(scope="module", params=ZOO, ids=lambda case: f"{case[0]}-{case[1]}")
+def case(request):
+    """(network, expanded network, input shape)"""
+    name, options, shape = request.param
     model = build_model(name, input_shape=shape, num_outputs=3, **options)
-    expanded = expand(model, example(shape))
+    return model, expand(model, example(shape)), shape
+
+
+def test_the_expanded_network_computes_the_same_bit_by_bit_with_the_same_parameters(case):
+    model, expanded, shape = case
     inputs = batch_for(shape, 1, dtype=torch.float32)
     for mode in (True, False):
         assert torch.equal(run(expanded.train(mode), inputs), run(model.train(mode), inputs))
@@ -66,12 +72,10 @@ def test_the_expanded_network_computes_the_same_bit_by_bit_with_the_same_paramet
     assert len(own) == len(dict(model.named_parameters())) + len(added)
 
 
-@pytest.mark.parametrize(("name", "options", "shape"), ZOO)
-def test_no_factor_is_both_above_and_below_the_line_and_the_heads_factors_are_its_own(name, options, shape):
-    model = build_model(name, input_shape=shape, num_outputs=3, **options)
-    plain = ScaleGraph.of(model, example(shape))
-    graph = ScaleGraph.of(expand(model, example(shape)), example(shape))
-    assert not no_class_on_both_sides(plain)
+def test_no_factor_is_both_above_and_below_the_line_and_the_heads_factors_are_its_own(case):
+    model, expanded, shape = case
+    graph = ScaleGraph.of(expanded, example(shape))
+    assert not no_class_on_both_sides(ScaleGraph.of(model, example(shape)))
     assert no_class_on_both_sides(graph)
     head = set(graph.head_input_classes.tolist())
     for p in graph.parameters:
@@ -79,8 +83,8 @@ def test_no_factor_is_both_above_and_below_the_line_and_the_heads_factors_are_it
             assert not head & set(p.binding.denominator.reshape(-1).tolist())
 
 
-@given(networks(), st.integers(0, 99))
-@of_networks
+@given(networks(max_steps=5), st.integers(0, 99))
+@settings(of_networks, max_examples=15)
 def test_expanded_random_networks_compute_the_same_and_their_perturbation_is_exact(network, seed):
     model, shape = network[0].train(), network[1]
     expanded = expand(model, example(shape))

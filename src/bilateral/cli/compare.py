@@ -59,8 +59,7 @@ def compare_command(
 
       bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
     """
-    protections = protection or list(PROTECTIONS)
-    unknown = [p for p in protections if p not in PROTECTIONS]
+    unknown = [p for p in protection or [] if p not in PROTECTIONS]
     if unknown:
         raise PlanError(f"Unknown protection {unknown[0]!r}.", remedy=f"Known: {', '.join(PROTECTIONS)}.")
     if output is not None and output.exists():
@@ -81,7 +80,7 @@ def compare_command(
         chosen = build_plan(plan, named, settings)
         title = f"[{number + 1}/{len(cases)}] {chosen.data.name} {chosen.model.name} K={chosen.federation.num_clients}"
         with ProgressBar(title.replace("[", r"\["), quiet=quiet) as bar:
-            rows += compare(chosen, protections, num_controls=controls, data_dir=data_dir, on_round=bar.update)
+            rows += compare(chosen, protection, num_controls=controls, data_dir=data_dir, on_round=bar.update)
         if output is not None:  # after every case: an interruption loses at most one
             _write_rows(output, rows)
     if json:

@@ -52,14 +52,20 @@ class _Lane:
 
 def compare(
     plan: RunPlan,
-    protections: Sequence[str] = PROTECTIONS,
+    protections: Sequence[str] | None = None,
     *,
     num_controls: int = 1,
     data_dir: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per training: FedAvg, `num_controls` reordered ones, and the protections, all measured against FedAvg."""
+    """One row per training: FedAvg, `num_controls` reordered ones, and the protections, all measured against FedAvg.
+
+    `protections` are names of `LANES`, by default all that make sense: masks need two clients a round.
+    """
     federation = load_federation(plan, data_dir)
+    if protections is None:
+        alone = plan.federation.num_participants(len(federation.clients)) < 2
+        protections = [name for name in LANES if not (alone and LANES[name]["aggregation.masks"] != "none")]
     graph = analyse(plan, federation)
     controls = [f"{REORDERED}-{number + 1}" for number in range(num_controls)]
     lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in ("fedavg", *controls, *protections)]

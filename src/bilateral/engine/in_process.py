@@ -26,6 +26,7 @@ from bilateral.learning.exchange import Dropouts
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.randomness import SeededRandomness
 
@@ -68,6 +69,8 @@ class RunResult:
     metrics_of_fedavg: dict[str, float] | None
     view: ClientView | None
     guarantee: Guarantee
+    privacy: PrivacyReport | None
+    """What was spent, if the plan adds noise."""
     failed: tuple[FailedRound, ...]
     """Rounds that had too few clients."""
     incidents: tuple[Incident, ...]
@@ -92,6 +95,7 @@ class RunResult:
             "client_view": self.view.as_dict() if self.view else None,
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
+            "privacy": self.privacy.as_dict() if self.privacy else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }
@@ -284,6 +288,7 @@ class _Loop:
             metrics_of_fedavg=self._evaluate(self._reference) if self._reference else None,
             view=view,
             guarantee=self._main.guarantee,
+            privacy=self._main.privacy,
             failed=tuple(self._failed),
             incidents=tuple(self._main.aggregation.incidents),
             output=self._directory.path if self._directory else None,

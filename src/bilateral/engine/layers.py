@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import nn
 
@@ -18,9 +17,8 @@ from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.uploading import Privatise
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.noise.accounting import ReportRow
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
-from bilateral.protocols.noise.clipping import Unit
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
@@ -29,17 +27,6 @@ from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import Randomness, SeededRandomness
 
 NUM_CALIBRATION_SAMPLES = 4
-
-
-@dataclass(frozen=True)
-class PrivacyReport:
-    """What a plan spends, against whom, and how far that is proved."""
-
-    status: Literal["sound", "published, conditional"]
-    unit: Unit
-    deviations: dict[str, float]
-    """Standard deviations of the noise by name."""
-    rows: tuple[ReportRow, ...]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Literal
 from bilateral.baselines import mp_cdp, mp_dp_naive
 from bilateral.baselines.mp_cdp import MpCdpServer
 from bilateral.baselines.mp_dp_naive import MpDpNaiveClient
-from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, PrivacyReport, Surroundings, make_perturb_server
+from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, Surroundings, make_perturb_server
 from bilateral.errors import PlanError
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.uploading import AddPairwise
@@ -16,6 +16,7 @@ from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.noise import published_accounting as theorems
 from bilateral.protocols.noise.accounting import ReportRow, spent
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.noise.published_server import PublishedServer

@@ -61,4 +61,5 @@ def build_training(
         ServerOptimiser(model, graph, plan.training.optimiser_settings()),
         plan.training.rounds,
         stack.guarantee,
+        stack.privacy,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.engine.layers import Layer, PrivacyReport, Surroundings, make_perturb_server
+from bilateral.engine.layers import Layer, Surroundings, make_perturb_server
 from bilateral.errors import PlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.masked_aggregation import UploadShape
@@ -17,6 +17,7 @@ from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, noise_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names

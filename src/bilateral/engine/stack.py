@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from bilateral.engine.federation import Federation
-from bilateral.engine.layers import Layer, PrivacyReport, Surroundings, perturbed_layer, plain_layer
+from bilateral.engine.layers import Layer, Surroundings, perturbed_layer, plain_layer
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer
 from bilateral.engine.sound_layer import sound_layer
@@ -30,6 +30,7 @@ from bilateral.protocols.mask.guarantee import float_mask_guarantee
 from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
 from bilateral.protocols.mask.keys import Identity, KeyRing
 from bilateral.protocols.mask.server import MaskServer
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 
 CLOSED_BY_RING_MASKS = ((0, "server"), (3, "server"))
 """Ledger lines about single uploads, which the server no longer sees as they are."""

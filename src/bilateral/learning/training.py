@@ -17,6 +17,7 @@ from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
+from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.statistics import update_running_statistics
 
 
@@ -33,6 +34,7 @@ class Training:
     optimiser: ServerOptimiser
     num_rounds: int
     guarantee: Guarantee
+    privacy: PrivacyReport | None = None
 
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.

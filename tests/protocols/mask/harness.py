@@ -7,7 +7,6 @@ import torch
 from bilateral.protocols import wire
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.keys import Identity, KeyRing
-from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.messages import Upload
@@ -115,7 +114,3 @@ class Group:
             if present[name] > BEFORE_REVEAL:
                 self.server.collect_reveal(name, sent(self.clients[name].reveal(request)))
         return self.server.unmask(tuple(first.terms.shape), len(first.statistics)), opening
-
-
-def is_refusal(message):
-    return isinstance(message, RangeRefusal)

@@ -48,7 +48,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_the_sum_is_exact_to_half_a_unit_a_client_and_never_wraps(case):
     form, uploads = case
     encoded = [encode_upload(upload, form, "anna") for upload in uploads]
@@ -110,7 +110,7 @@ def test_nan_and_infinity_are_refused_by_name(value):
 def test_values_beyond_every_bound_are_refused_by_name():
     form = FixedPointFormat.for_bound_bits((20, 20), 2)
     for value in (1e19, 1e300):
-        with pytest.raises(NumericalRangeError, match="from anna: row 0 times its weight is beyond 2.60"):
+        with pytest.raises(NumericalRangeError, match=r"from anna: row 0 times its weight is beyond 2\^60"):
             encode_upload(one_term([value], weight=2**30), form, "anna")
 
 
@@ -148,9 +148,7 @@ def test_the_next_bound_is_the_smallest_power_above_256_times_the_largest_sum(la
     form = FixedPointFormat.for_bound_bits((20, 7), num_clients)
     bits, zeros = next_format(total, form, num_clients).bound_bits
     wanted = 256 * Fraction(float(total.terms[0, 1].abs()))
-    slow = next(
-        (b for b in range(MIN_BOUND_BITS, MAX_BOUND_BITS + 1) if Fraction(2) ** b >= wanted), MAX_BOUND_BITS
-    )
+    slow = next((b for b in range(MIN_BOUND_BITS, MAX_BOUND_BITS + 1) if Fraction(2) ** b >= wanted), MAX_BOUND_BITS)
     assert bits == slow
     assert zeros == 7  # a row of zeros keeps its bound
 

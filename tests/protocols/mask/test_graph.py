@@ -134,7 +134,7 @@ def test_failure_probabilities_equal_hypergeometric_tails(count, chosen):
 
 def test_the_privacy_bound_covers_what_happens_in_random_graphs():
     """Small numbers, so that failures occur: disconnected survivors and captured neighbourhoods, counted."""
-    count, chosen, trials = 24, 2, 1500
+    count, chosen, trials = 24, 3, 800
     bound = failure_probabilities(count, chosen, 2 / 3, collusion=0.25, dropout=0.25)
     plan, failures = MaskSettings("n-out", chosen), 0
     honest, colluders = set(names(count)[:12]), set(names(count)[12:18])
@@ -144,8 +144,8 @@ def test_the_privacy_bound_covers_what_happens_in_random_graphs():
             len(colluders & set(graph.neighbours(u))) >= plan.threshold_of(len(graph.neighbourhood(u))) for u in honest
         )
         failures += captured or not graph.is_connected(honest)
-    assert failures > 20
-    assert failures / trials <= bound.privacy
+    assert failures > 5
+    assert failures / trials <= bound.privacy < 0.6
 
 
 @pytest.mark.parametrize("count", [33, 100, 300])

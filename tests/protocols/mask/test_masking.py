@@ -1,4 +1,4 @@
-"""What the server sees of one client: numbers that are uniform on the ring, whatever it uploads, and fresh every time."""
+"""What the server sees of one client: numbers that are uniform on the ring, whatever it uploads, and always fresh."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from scipy.stats import chi2, kstest
 
 from bilateral.errors import AuthenticationError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
+from bilateral.protocols.mask.prg import add_masks
 from bilateral.protocols.mask.sealing import Occasion, open_escrow
 from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.mask.unmasking import _reconstructed
 from bilateral.protocols.messages import Upload, aggregate
 from protocols.mask.harness import BEFORE_UPLOAD, NAMES, RUN, Group, sent, upload_of
 
@@ -23,7 +25,7 @@ GRADIENTS = {
 }
 
 
-def masked(group, round_index, uploads, attempt_after=None):
+def masked(group, round_index, uploads):
     """All masked uploads of one attempt, as the server gets them."""
     opening = group.server.open_round(round_index, group.names, len(next(iter(uploads.values())).terms) + 1)
     group.share(sent(opening), group.names)
@@ -61,8 +63,6 @@ def test_the_self_mask_hides_an_upload_from_a_server_that_knows_all_pair_seeds()
     uploads = {name: Upload(0, 1, torch.zeros(1, LENGTH), torch.zeros(1)) for name in group.names}
     late = masked(group, 0, uploads)["anna"].values.numpy().copy()
     attempt = group.clients["anna"]._attempt
-    from bilateral.protocols.mask.prg import add_masks
-
     pair_masks = [(seed, -1) for seed in attempt.pair_seeds.values()]  # anna's name comes first: all her signs are +
     add_masks(late, pair_masks, [LENGTH, 2])
     assert kstest(late.view(np.uint64) / 2.0**64, "uniform").pvalue > 1e-4
@@ -94,8 +94,6 @@ def test_the_escrow_key_of_one_round_opens_no_other_round():
         group.sign()
         group.reveal()
         seeds.append(dict(group.clients["anna"]._attempt.pair_seeds))
-        from bilateral.protocols.mask.unmasking import _reconstructed
-
         keys.append(_reconstructed(record)["anna"])
         escrows.append(record.sealed["anna"].escrow)
         group.server.unmask((2, 5), 3)
@@ -203,7 +201,7 @@ def test_uploads_of_another_length_are_refused_at_once_where_the_length_is_known
         group.share(opening, group.names)
         group.route()
         if num_values is not None:
-            with pytest.raises(ProtocolError, match="from bela: expected `values` of shape .14,., got .16,."):
+            with pytest.raises(ProtocolError, match=r"from bela: expected `values` of shape \(14,\), got \(16,\)"):
                 group.upload(uploads, ["anna", "bela"])
             continue
         group.upload({**uploads}, group.names)

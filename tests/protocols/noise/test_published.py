@@ -65,14 +65,14 @@ def test_without_noise_the_mean_gradient_is_recovered_to_1e_12_in_float64_and_1e
 
 def test_the_recovered_mean_has_the_central_variance_and_pairwise_noise_cancels():
     """Empirical variance of (recovered - true) over rounds: sigma_eta^2 / K, however large the pairwise noise is."""
-    num_clients, num_rounds, sigma = 4, 150, 2.0
+    num_clients, num_rounds, sigma = 3, 80, 2.0
     federation = Federation(mlp(), (8,), num_clients, NoiseLevels(sigma, 50.0))
     errors = torch.stack([torch.sub(*federation.round(t)) for t in range(num_rounds)])
     variance = float(errors.square().mean())
     # Elements of a layer share factors, so rounds are the independent samples; their spread gives the tolerance.
     per_round = errors.square().mean(1)
     tolerance = 4 * float(per_round.std()) / math.sqrt(num_rounds)
-    assert tolerance < 0.05 * sigma**2 / num_clients
+    assert tolerance < 0.06 * sigma**2 / num_clients
     assert abs(variance - sigma**2 / num_clients) < tolerance
     assert abs(float(errors.mean())) < 0.02 * sigma
 
@@ -90,20 +90,21 @@ def test_pairwise_noise_cancels_in_the_sum_to_rounding(graph):
     assert relative_error(federation.recover(noisy, 0), federation.recover(bare, 0)) < 1e-9
 
 
-def test_a_clients_recovered_noise_is_normal_over_the_draw_of_the_factors():
-    """Theorems 5 and 6 for one upload: independent and pairwise noise of one element, over many rounds."""
-    federation = Federation(mlp(), (8,), 2, NoiseLevels(1.0, 3.0))
-    element = federation.graph.layout("hidden.1.weight").offset
+@pytest.mark.parametrize("levels", [NoiseLevels(1.5, 0.0), NoiseLevels(0.0, 1.5)])
+def test_a_clients_recovered_noise_is_normal_over_the_draw_of_the_factors(levels):
+    """Theorems 5 and 6 for one upload, over many rounds: independent noise, and noise shared with one neighbour."""
+    federation = Federation(mlp(), (8,), 2, levels)
+    graph, published = federation.graph, federation.published
+    # One element of each kind; their layers are not next to each other, so they share no factor.
+    elements = [graph.layout(n).offset for n in ("hidden.0.weight", "hidden.2.weight", "hidden.3.bias", "head.bias")]
+    blank = torch.zeros(3, published.graph.num_parameters, dtype=torch.float64)
     seen = []
-    for number in range(400):
-        bare = federation.bare_uploads(federation.server.start_round(number))
-        noisy = federation.add_noise(bare, number)["client-0"]
-        ratio = federation.published.to_original(federation.secrets.ratio)[element]
-        added = federation.published.to_original((noisy.terms - bare["client-0"].terms)[0])[element]
-        seen.append(float(ratio * added))
-    # The two share their factor, so their sum is no exact normal; its variance is the sum of both.
-    assert abs(sum(v * v for v in seen) / len(seen) / 10.0 - 1) < 0.3
-    assert stats.ttest_1samp(seen, 0.0).pvalue > 1e-3
+    for number in range(150):
+        federation.server.start_round(number)
+        upload = Upload(number, 1, blank, torch.zeros(0))
+        noise = federation.noises["client-0"].add_noise(upload, number, federation.names).terms[0]
+        seen.append(published.to_original(federation.secrets.ratio * noise)[elements])
+    assert stats.kstest(torch.cat(seen).numpy(), "norm", (0, 1.5)).pvalue > 1e-3
 
 
 def test_noise_is_on_the_first_term_of_trained_parameters_only():
@@ -237,7 +238,7 @@ def test_noise_levels_that_make_no_sense_are_refused(levels):
         PublishedNoiseClient("anna", model, levels, NamedSecrets("anna"), everyone_else("anna"))
 
 
-def test_a_pair_stream_is_the_cipher_of_its_secret_and_labels():
+def test_a_pair_stream_depends_on_its_secret_and_labels_alone():
     secret = bytes(range(32))
     first, again = PairStream(secret), PairStream(secret)
     assert first.random_bytes(7) + first.random_bytes(25) == again.random_bytes(32)

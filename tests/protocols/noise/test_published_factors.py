@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
@@ -90,8 +90,8 @@ def test_ratio_times_noise_is_normal_for_every_kind_of_element(name, options, sh
         assert stats.kstest(sample, "norm", (0, sigma)).pvalue > 1e-4, key
 
 
-@given(networks(), st.integers(0, 99))
-@of_networks
+@given(networks(max_steps=4), st.integers(0, 99))
+@settings(of_networks, max_examples=20)
 def test_missing_halves_of_random_networks_are_what_loops_find(network, seed):
     model, shape = network
     graph = ScaleGraph.of(expand(model, torch.zeros(1, *shape)), torch.zeros(1, *shape))

@@ -84,7 +84,7 @@ class AttemptRecord:
         if len(sharers) < expected:
             raise ThresholdError(
                 f"Expected shares of at least {expected} of {len(self.opening.participants)} participants, "
-                f"got usable ones of {len(sharers)}.",
+                f"got {len(self.sealed)}, of which {len(sharers)} can be used.",
                 remedy="Open another round with the clients that are there.",
             )
         self.sharers = tuple(sorted(sharers))

@@ -98,20 +98,7 @@ class MaskClient:
         self._attempt = _Attempt(
             occasion, form, graph, threshold, self_seed, pair_seeds, shares={self.name: held[self.name]}
         )
-        return SealedShares(
-            message.round_index,
-            message.attempt,
-            recipients=neighbours,
-            sealed=tuple(seal(self._ring, occasion, other, held[other]) for other in neighbours),
-            self_digests=tuple(
-                share_digest(occasion, "self", self.name, holder, held[holder].of_self_seed) for holder in held
-            ),
-            escrow_digests=tuple(
-                share_digest(occasion, "escrow", self.name, holder, held[holder].of_escrow_key) for holder in held
-            ),
-            seed_digest=seed_digest(occasion, self.name, self_seed),
-            escrow=make_escrow(occasion, self.name, escrow_key, list(pair_seeds.values())),
-        )
+        return self._sealed(self._attempt, held, escrow_key)
 
     def receive_shares(self, message: RoutedShares) -> None:
         """Step 2. Its active neighbours are those whose shares it holds."""
@@ -198,6 +185,25 @@ class MaskClient:
         )
         self._attempt = self._upload = None
         return RevealedShares(message.round_index, message.attempt, owners, shares)
+
+    def _sealed(self, attempt: _Attempt, held: dict[str, SharePair], escrow_key: bytes) -> SealedShares:
+        occasion, neighbours = attempt.occasion, attempt.graph.neighbours(self.name)
+        return SealedShares(
+            occasion.round_index,
+            occasion.attempt,
+            recipients=neighbours,
+            sealed=tuple(seal(self._ring, occasion, other, held[other]) for other in neighbours),
+            self_digests=tuple(
+                share_digest(occasion, "self", self.name, holder, shares.of_self_seed)
+                for holder, shares in held.items()
+            ),
+            escrow_digests=tuple(
+                share_digest(occasion, "escrow", self.name, holder, shares.of_escrow_key)
+                for holder, shares in held.items()
+            ),
+            seed_digest=seed_digest(occasion, self.name, attempt.self_seed),
+            escrow=make_escrow(occasion, self.name, escrow_key, list(attempt.pair_seeds.values())),
+        )
 
     def _check_opening(self, message: MaskOpening) -> FixedPointFormat:
         what = f"{self.name}: MaskOpening from the server"

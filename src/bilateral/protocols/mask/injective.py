@@ -13,19 +13,17 @@ Part = str | int | bytes | Sequence["Part"]
 
 def injective(*parts: Part) -> bytes:
     """Different `parts` give different bytes."""
-    return b"".join(_encoded(part) for part in parts)
+    return b"".join([_encoded(part) for part in parts])
 
 
 def _encoded(part: Part) -> bytes:
-    match part:
-        case str():
-            return _framed(b"s", part.encode())
-        case bytes():
-            return _framed(b"b", part)
-        case int():
-            return _framed(b"i", str(part).encode())
-        case _:
-            return _framed(b"t", injective(*part))
+    if isinstance(part, str):
+        return _framed(b"s", part.encode())
+    if isinstance(part, bytes):
+        return _framed(b"b", part)
+    if isinstance(part, int):
+        return _framed(b"i", b"%d" % part)
+    return _framed(b"t", injective(*part))
 
 
 def _framed(kind: bytes, content: bytes) -> bytes:

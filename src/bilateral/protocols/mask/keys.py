@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -189,7 +190,7 @@ class KeyRing:
 
     def round_secret(self, other: str, purpose: str, round_index: int, attempt: int) -> bytes:
         """32 bytes for one purpose in one attempt at one round; says nothing about any other."""
-        info = injective("bilateral round secret v1", self.run_id, purpose, round_index, attempt)
+        info = _round_label(self.run_id, purpose, round_index, attempt)
         return HKDFExpand(SHA256(), KEY_BYTES, info).derive(self.pair_secret(other))
 
     def statement(self, *content: Part) -> bytes:
@@ -243,6 +244,11 @@ def roster_digest(roster: Roster) -> bytes:
 def statement_content(digest: bytes, *content: Part) -> bytes:
     """What is signed for a statement in the run with this roster digest."""
     return injective("bilateral statement v1", digest, *content)
+
+
+@lru_cache(maxsize=1024)  # public; the same for all partners
+def _round_label(run_id: bytes, purpose: str, round_index: int, attempt: int) -> bytes:
+    return injective("bilateral round secret v1", run_id, purpose, round_index, attempt)
 
 
 def _announcement_content(run_id: bytes, name: str, agreement_key: bytes, identity_key: bytes) -> bytes:

@@ -9,6 +9,7 @@ function), whatever was masked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,13 @@ def add_masks(
 
 def row_stream(seed: bytes, row: int) -> CipherContext:
     """The cipher whose encryption of zeros is the mask of one row."""
-    key = HKDFExpand(SHA256(), 32, injective("bilateral mask row v1", row)).derive(seed)
+    key = HKDFExpand(SHA256(), 32, _row_label(row)).derive(seed)
     return Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+
+
+@lru_cache(maxsize=256)
+def _row_label(row: int) -> bytes:
+    return injective("bilateral mask row v1", row)
 
 
 def row_words(seed: bytes, row: int, count: int) -> npt.NDArray[np.uint64]:

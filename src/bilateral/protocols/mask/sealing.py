@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -34,7 +35,12 @@ class Occasion:
     attempt: int
 
     def bind(self, label: str, *names: str) -> bytes:
-        return injective(label, self.run_id, self.round_index, self.attempt, names)
+        """Bytes for this label and these names on this occasion, and for nothing else."""
+        return self._prefix + injective(label, names)
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        return injective(self.run_id, self.round_index, self.attempt)
 
 
 @dataclass(frozen=True, repr=False)

@@ -32,6 +32,8 @@ _RELATIVE_LOSS_STEP: Final = 1e-5
 """For huge epsilons, where a fixed step would need all memory."""
 _ORDERS: Final = (*range(2, 64), 72, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Whole orders have closed forms; those between them converge badly at low noise."""
+_FEW_ORDERS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+"""Enough to know how large an epsilon is about."""
 _TAIL_SHARE: Final = 1e-3
 """This part of delta pays for the tails that the noise generator cannot draw."""
 
@@ -82,7 +84,7 @@ def noise_for(
     def suffices(z: float) -> bool:
         event = dp.SelfComposedDpEvent(_round_event(z, sampling_rate), num_rounds)
         # RDP is quick and at most this much too high: far from the goal it decides, and never for too little noise.
-        if _rdp_epsilon(event, delta) > 4 * target_epsilon + 30:
+        if _rdp_epsilon(event, delta, orders=_FEW_ORDERS) > 4 * target_epsilon + 30:
             return False
         return _epsilon(event, delta, accountant) <= target_epsilon
 
@@ -238,15 +240,19 @@ def _round_event(noise_multiplier: float, sampling_rate: float) -> Any:
 
 
 def _epsilon(event: Any, delta: float, accountant: AccountantName) -> float:
-    bound = _rdp_epsilon(event, delta)
     if accountant == "rdp":
-        return bound
-    step = max(LOSS_STEP, _RELATIVE_LOSS_STEP * bound)
+        return _rdp_epsilon(event, delta)
+    step = max(LOSS_STEP, _RELATIVE_LOSS_STEP * _rdp_epsilon(event, delta, orders=_FEW_ORDERS))
     return float(dp.pld.PLDAccountant(value_discretization_interval=step).compose(event).get_epsilon(delta))
 
 
-def _rdp_epsilon(event: Any, delta: float, neighbours: Any = dp.NeighboringRelation.ADD_OR_REMOVE_ONE) -> float:
-    accountant = dp.rdp.RdpAccountant(orders=_ORDERS, neighboring_relation=neighbours)
+def _rdp_epsilon(
+    event: Any,
+    delta: float,
+    neighbours: Any = dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    orders: tuple[int, ...] = _ORDERS,
+) -> float:
+    accountant = dp.rdp.RdpAccountant(orders=orders, neighboring_relation=neighbours)
     return float(accountant.compose(event).get_epsilon(delta))
 
 

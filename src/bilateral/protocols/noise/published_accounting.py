@@ -28,7 +28,7 @@ PAIRWISE_SHARE = 0.01
 
 
 class NoiseLevels(NamedTuple):
-    """Standard deviations of R * eta and R * Delta: one client's own noise and one pair's, in units of the true gradient."""
+    """Standard deviations of R * eta and R * Delta: a client's own noise and a pair's, in the true gradient's units."""
 
     independent: float
     pairwise: float
