@@ -32,10 +32,14 @@ Settings = Annotated[
 ]
 
 
+CLEAR = object()
+"""As a named option: set to nothing, where None means that the option was not given."""
+
+
 def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> RunPlan:
     """The plan file (or the default), then named options, then `--set`, later ones winning."""
     plan = load_plan(path) if path is not None else RunPlan()
-    changes = {key: value for key, value in named.items() if value is not None}
+    changes = {key: None if value is CLEAR else value for key, value in named.items() if value is not None}
     changes.update(parse_setting(text) for text in settings or [])
     return plan.with_settings(changes) if changes else plan
 

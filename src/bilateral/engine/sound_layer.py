@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.engine.layers import Layer, Surroundings, make_perturb_server
-from bilateral.errors import PlanError
+from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, Surroundings, make_perturb_server
+from bilateral.errors import NumericalRangeError, PlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.sampling import PoissonSchedule
+from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, noise_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings
+from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings, grid_bits
+from bilateral.protocols.noise.term_scales import public_term_scales
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
@@ -85,10 +87,19 @@ def _calibrated(
 
 def clip_settings(around: Surroundings) -> ClipSettings:
     """One norm for all terms together; sums over samples are divided by one public batch size."""
-    noise = around.plan.noise
+    noise, scales = around.plan.noise, _term_scales(around)
     if noise.unit == "client":
-        return ClipSettings(noise.clip, "client")
-    return ClipSettings(noise.clip, "sample", float(_batch_size(around)))
+        return ClipSettings(noise.clip, "client", term_scales=scales)
+    return ClipSettings(noise.clip, "sample", float(_batch_size(around)), scales)
+
+
+def _term_scales(around: Surroundings) -> tuple[float, ...]:
+    """How the noise is divided between the terms: public, from a model of the same kind and inputs of the server's."""
+    if around.plan.protection == "fedavg":
+        return ()
+    settings = around.plan.perturbation.settings(around.federation.loss)
+    inputs = around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES]
+    return public_term_scales(around.model, around.graph, settings, inputs)
 
 
 def exposure_of(around: Surroundings) -> Exposure:
@@ -132,11 +143,13 @@ def sound_layer(around: Surroundings) -> Layer:
     layer.guarantees.append(guarantee(settings, noise.spending))
     layer.closed.append((12, "server"))  # what the sum says about one unit is what epsilon bounds
     layer.fixed_bounds = _bounds(around, settings)
+    fits = _GridCheck.of(around, layer.fixed_bounds)
+    fits(settings)
     if plan.noise.unit == "sample":
         layer.schedules = _poisson_schedules(around)
     if settings.adaptive is not None:
         layer.adaptive = AdaptiveNorm(settings.adaptive, settings.clip)
-        layer.set_norm = [_setter(half, one) for half, one in zip(layer.halves, noisy, strict=True)]
+        layer.set_norm = [_setter(half, one, fits) for half, one in zip(layer.halves, noisy, strict=True)]
     return layer
 
 
@@ -174,14 +187,35 @@ def _adder(noise: DistributedGaussian) -> Callable[[Upload], Upload]:
     return lambda upload: noise.add_noise(upload, upload.round_index)
 
 
-def _setter(half: object, noise: DistributedGaussian) -> Callable[[float], None]:
+def _setter(half: object, noise: DistributedGaussian, fits: _GridCheck) -> Callable[[float], None]:
     def set_norm(norm: float) -> None:
         assert isinstance(half, PerturbClient | FedAvgClient)
         assert half.clip is not None
+        fits(replace(noise.settings, clip=noise.settings.clip.with_norm(norm)))
         half.clip = half.clip.with_norm(norm)
         noise.set_norm(norm)
 
     return set_norm
+
+
+@dataclass(frozen=True)
+class _GridCheck:
+    """The accounting counts on it that masks round nothing: the ring must be as fine as the grid of the noise."""
+
+    fraction_bits: tuple[int, ...]
+
+    @classmethod
+    def of(cls, around: Surroundings, bounds: Sequence[float]) -> _GridCheck:
+        participants = around.plan.federation.num_participants(len(around.names))
+        return cls(FixedPointFormat.for_bounds(bounds, participants).fraction_bits)
+
+    def __call__(self, settings: SoundNoiseSettings) -> None:
+        needed = grid_bits(settings, len(self.fraction_bits) - 1)
+        if any(grid > ring for grid, ring in zip(needed, self.fraction_bits, strict=True)):
+            raise NumericalRangeError(
+                f"Noise for a clipping norm of {settings.clip.norm:.3g} is finer than the masks' range allows.",
+                remedy="Start with a clipping norm nearer to this one.",
+            )
 
 
 def _min_honest(around: Surroundings) -> int:

@@ -10,7 +10,7 @@ from scipy.stats import chi2, kstest
 from bilateral.errors import AuthenticationError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
 from bilateral.protocols.mask.prg import add_masks
-from bilateral.protocols.mask.sealing import Occasion, open_escrow
+from bilateral.protocols.mask.sealing import Occasion, make_escrow, open_escrow, seed_digest, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.unmasking import _reconstructed
 from bilateral.protocols.messages import Upload, aggregate
@@ -103,6 +103,21 @@ def test_the_escrow_key_of_one_round_opens_no_other_round():
     with pytest.raises(AuthenticationError, match="escrow of anna"):
         open_escrow(occasions[1], "anna", keys[0], escrows[1], group.names[1:])
     assert not set(seeds[0].values()) & set(seeds[1].values())
+
+
+def test_escrows_and_commitments_are_bound_to_run_round_attempt_and_owner():
+    """Even under one and the same key."""
+    here = Occasion(RUN, 3, 1)
+    escrow = make_escrow(here, "anna", bytes(32), [b"s" * 32])
+    assert open_escrow(here, "anna", bytes(32), escrow, ["bela"]) == {"bela": b"s" * 32}
+    for occasion in (Occasion(b"other", 3, 1), Occasion(RUN, 4, 1), Occasion(RUN, 3, 2)):
+        with pytest.raises(AuthenticationError, match="escrow of anna"):
+            open_escrow(occasion, "anna", bytes(32), escrow, ["bela"])
+        assert seed_digest(occasion, "anna", bytes(32)) != seed_digest(here, "anna", bytes(32))
+        digests = [share_digest(place, "self", "anna", "bela", bytes(33)) for place in (occasion, here)]
+        assert digests[0] != digests[1]
+    with pytest.raises(AuthenticationError, match="escrow of cleo"):
+        open_escrow(here, "cleo", bytes(32), escrow, ["bela"])
 
 
 def test_a_value_out_of_range_gets_another_attempt_with_fresh_masks_and_the_right_sum():

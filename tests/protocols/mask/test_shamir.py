@@ -87,6 +87,14 @@ def test_fewer_than_threshold_shares_are_uniform_whatever_the_secret(monkeypatch
             assert len(seen) == prime**2
 
 
+@pytest.mark.parametrize("threshold", range(2, 10))
+def test_one_share_less_than_the_threshold_interpolates_to_something_else(threshold):
+    """The polynomial has its full degree."""
+    shares = shamir.split(bytes(32), threshold, range(1, threshold + 1), SeededRandomness(0))
+    del shares[threshold]
+    assert solve_for_constant(shares, shamir.PRIME) != 0
+
+
 def test_coefficients_are_drawn_afresh_for_every_secret():
     randomness = SeededRandomness(0)
     assert shamir.split(bytes(32), 2, [1, 2], randomness) != shamir.split(bytes(32), 2, [1, 2], randomness)
