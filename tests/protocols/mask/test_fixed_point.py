@@ -82,6 +82,18 @@ def test_the_bound_is_accepted_and_the_next_number_is_refused(num_clients, bits,
     assert encode_upload(one_term([beyond], weight=power), form, "anna") == RowsOutOfRange((0,), (bits + 1,))
 
 
+@pytest.mark.parametrize("length", [(1 << 14) - 1, 1 << 14, (1 << 15) + 3])
+def test_long_rows_are_encoded_as_if_in_one_piece(length):
+    values = torch.randn(2, length, generator=torch.Generator().manual_seed(0))
+    form = FixedPointFormat.for_bound_bits((10, 12, 20), 5)
+    got = encode_upload(Upload(0, 3, values, torch.zeros(2)), form, "anna")
+    for number in range(2):
+        expected = (values[number].double() * 3 * 2.0 ** form.fraction_bits[number]).round().long()
+        assert torch.equal(got[number * length : (number + 1) * length], expected)
+    values[1, -1] = 2000.0
+    assert encode_upload(Upload(0, 3, values, torch.zeros(2)), form, "anna") == RowsOutOfRange((1,), (13,))
+
+
 def test_a_refusal_names_all_rows_and_the_smallest_bounds_that_hold_them():
     upload = Upload(0, 3, torch.tensor([[1.0, -5.0], [0.1, 0.2], [40.0, 0.0]]), torch.tensor([100.0]))
     refused = encode_upload(upload, FixedPointFormat.for_bound_bits((2, 2, 2, 2), 5), "anna")

@@ -27,6 +27,7 @@ SUM_BITS = 62
 MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
 MAX_WEIGHT = 1 << 40
 MAX_CLIENTS = 1 << 20
+_CHUNK_VALUES = 1 << 14
 HEADROOM_BITS = 8
 """The next round's values may be 2^8 times the largest sum of this round."""
 
@@ -86,13 +87,9 @@ def encode_upload(upload: Upload, form: FixedPointFormat, sender: str) -> Tensor
     beyond: dict[int, int] = {}
     start = 0
     for number, (row, fraction_bits) in enumerate(zip(rows, form.fraction_bits, strict=True)):
-        # One product: scaling by a power of two is exact, so this rounds as weight * value does.
-        scaled = row.to(torch.float64, copy=True).mul_(math.ldexp(upload.weight, fraction_bits))
-        largest = _largest(scaled)
+        largest = _encode_row(row, math.ldexp(upload.weight, fraction_bits), encoded[start : start + row.numel()])
         if largest > limit:
             beyond[number] = _bits_needed(largest, fraction_bits, sender, number)
-        else:
-            encoded[start : start + row.numel()] = scaled.round_()
         start += row.numel()
     if beyond:
         return RowsOutOfRange(tuple(beyond), tuple(beyond.values()))
@@ -144,6 +141,21 @@ def bits_of_bounds(bounds: Sequence[float]) -> tuple[int, ...]:
                 f"Expected the bound of row {number} above 0 and up to 2^{MAX_BOUND_BITS}, got {bound}."
             )
     return tuple(max(_ceil_log2(bound), MIN_BOUND_BITS) for bound in bounds)
+
+
+def _encode_row(row: Tensor, scale: float, target: Tensor) -> float:
+    """Write round(row * scale) to `target`; returns the largest absolute value, which says whether that is of use.
+
+    One product: scaling by a power of two is exact, so it rounds as weight * value does. Chunks stay in the cache.
+    """
+    largest = 0.0
+    scratch = torch.empty(min(len(row), _CHUNK_VALUES), dtype=torch.float64)
+    for start in range(0, len(row), _CHUNK_VALUES):
+        values = row[start : start + _CHUNK_VALUES]
+        scaled = scratch[: len(values)].copy_(values).mul_(scale)
+        largest = max(largest, _largest(scaled))
+        target[start : start + len(values)] = scaled.round_()
+    return largest
 
 
 def _check(upload: Upload, form: FixedPointFormat, sender: str) -> None:
