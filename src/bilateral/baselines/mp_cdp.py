@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.messages import Aggregate, RecoveredUpdate, Upload
-from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturbation_guarantee
@@ -57,7 +56,7 @@ class MpCdpServer:
             raise ProtocolError(
                 f"The sum of round {total.round_index} has weight {total.total_weight}, expected {self.num_clients}: "
                 "the noise is sized for clients of weight 1.",
-                remedy="Wrap clients in EqualWeightClient, and set num_clients to the round's participants.",
+                remedy="Give every client weight 1, and set num_clients to the round's participants.",
             )
         update = self._inner.recover(total)
         noise = self._randomness.child("central noise", total.round_index).normal(len(self._trained))
@@ -69,21 +68,6 @@ class MpCdpServer:
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         self._inner.load_state_tensors(tensors)
-
-
-class EqualWeightClient:
-    """A perturbing client whose upload has weight 1, as P2 averages (Eq. 20)."""
-
-    def __init__(self, inner: PerturbClient) -> None:
-        self.name = inner.name
-        self._inner = inner
-
-    def train(self, message: PerturbedModel, inputs: Tensor, targets: Tensor, weight: int) -> SoftmaxQuery | Upload:  # noqa: ARG002
-        """`weight`, the number of samples, is not used."""
-        return self._inner.train(message, inputs, targets, 1)
-
-    def receive(self, message: SoftmaxReply) -> Upload:
-        return self._inner.receive(message)
 
 
 def trained_elements(model: nn.Module, graph: ScaleGraph) -> Tensor:

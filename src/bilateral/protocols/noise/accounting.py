@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal
-
-import dp_accounting as dp
 
 from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protocols.guarantee import Claim, Guarantee
@@ -62,7 +61,7 @@ def spent(
     """What `num_rounds` rounds cost a unit that is in each with probability `sampling_rate`."""
     _check(noise_multiplier, sampling_rate, num_rounds, delta)
     one = _round_event(noise_multiplier, sampling_rate)
-    total = _epsilon(dp.SelfComposedDpEvent(one, num_rounds), delta, accountant)
+    total = _epsilon(_library().SelfComposedDpEvent(one, num_rounds), delta, accountant)
     first = total if num_rounds == 1 else _epsilon(one, delta, accountant)
     return Spending(total, delta, first, noise_multiplier, sampling_rate, num_rounds, accountant)
 
@@ -82,7 +81,7 @@ def noise_for(
         raise PlanError(f"Expected a target epsilon above 0, got {target_epsilon}.", remedy="Try 8.")
 
     def suffices(z: float) -> bool:
-        event = dp.SelfComposedDpEvent(_round_event(z, sampling_rate), num_rounds)
+        event = _library().SelfComposedDpEvent(_round_event(z, sampling_rate), num_rounds)
         # RDP is quick and at most this much too high: far from the goal it decides, and never for too little noise.
         if _rdp_epsilon(event, delta, orders=_FEW_ORDERS) > 4 * target_epsilon + 30:
             return False
@@ -210,9 +209,9 @@ def _amplified_row(z: float, settings: SoundNoiseSettings, exposure: Exposure, h
     drawn = exposure.clients_per_round
     population = max(drawn, exposure.num_clients - max(1, settings.max_colluders))
     # Replacing a client moves the sum by up to twice the norm.
-    one = dp.SampledWithoutReplacementDpEvent(population, drawn, dp.GaussianDpEvent(z / 2))
-    every = dp.SelfComposedDpEvent(one, exposure.num_rounds)
-    replaced, paid = dp.NeighboringRelation.REPLACE_ONE, settings.delta * (1 - _TAIL_SHARE)
+    one = _library().SampledWithoutReplacementDpEvent(population, drawn, _library().GaussianDpEvent(z / 2))
+    every = _library().SelfComposedDpEvent(one, exposure.num_rounds)
+    replaced, paid = _library().NeighboringRelation.REPLACE_ONE, settings.delta * (1 - _TAIL_SHARE)
     return ReportRow(
         MODEL_OBSERVERS,
         _rdp_epsilon(one, paid, replaced),
@@ -234,25 +233,35 @@ def _check_tails(settings: SoundNoiseSettings, exposure: Exposure, num_coordinat
         )
 
 
+@cache
+def _library() -> Any:
+    """dp-accounting, loaded when a plan has noise to account for: it brings half of scipy with it."""
+    import dp_accounting  # noqa: PLC0415
+
+    return dp_accounting
+
+
 def _round_event(noise_multiplier: float, sampling_rate: float) -> Any:
-    gaussian = dp.GaussianDpEvent(noise_multiplier)
-    return gaussian if sampling_rate == 1 else dp.PoissonSampledDpEvent(sampling_rate, gaussian)
+    gaussian = _library().GaussianDpEvent(noise_multiplier)
+    return gaussian if sampling_rate == 1 else _library().PoissonSampledDpEvent(sampling_rate, gaussian)
 
 
 def _epsilon(event: Any, delta: float, accountant: AccountantName) -> float:
     if accountant == "rdp":
         return _rdp_epsilon(event, delta)
     step = max(LOSS_STEP, _RELATIVE_LOSS_STEP * _rdp_epsilon(event, delta, orders=_FEW_ORDERS))
-    return float(dp.pld.PLDAccountant(value_discretization_interval=step).compose(event).get_epsilon(delta))
+    return float(_library().pld.PLDAccountant(value_discretization_interval=step).compose(event).get_epsilon(delta))
 
 
 def _rdp_epsilon(
     event: Any,
     delta: float,
-    neighbours: Any = dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    neighbours: Any = None,
     orders: tuple[int, ...] = _ORDERS,
 ) -> float:
-    accountant = dp.rdp.RdpAccountant(orders=orders, neighboring_relation=neighbours)
+    dp = _library()
+    relation = neighbours or dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = dp.rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     return float(accountant.compose(event).get_epsilon(delta))
 
 
