@@ -3,6 +3,11 @@ import bilateral
 EXPECTED = {
     "BilateralError",
     "Dataset",
+    "Identity",
+    "KeyRing",
+    "MaskClient",
+    "MaskServer",
+    "MaskSettings",
     "PerturbClient",
     "PerturbServer",
     "PerturbationSettings",
@@ -18,7 +23,10 @@ EXPECTED = {
     "load_dataset",
     "load_exported",
     "load_plan",
+    "noise_for",
+    "privacy_of",
     "run",
+    "spent",
 }
 
 

@@ -3,9 +3,11 @@
     import bilateral
     report = bilateral.inspect(model, example_input)     # what would be hidden, layer by layer
     plan   = bilateral.RunPlan()                         # or bilateral.load_plan("plan.toml")
+    bilateral.privacy_of(plan)                           # what it spends, if it adds noise
     result = bilateral.run(plan)                         # curves, costs, the trained model
 
-The parts for a loop of your own: `ScaleGraph`, `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`.
+The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`;
+`Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings`; and the accountants `spent` and `noise_for`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -15,11 +17,17 @@ from bilateral.engine.compare import compare
 from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.in_process import RunResult, run
 from bilateral.engine.plan import RunPlan, load_plan
+from bilateral.engine.privacy import privacy_of
 from bilateral.errors import BilateralError
 from bilateral.models.coverage import inspect
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
+from bilateral.protocols.mask.client import MaskClient
+from bilateral.protocols.mask.keys import Identity, KeyRing
+from bilateral.protocols.mask.server import MaskServer
+from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.messages import aggregate
+from bilateral.protocols.noise.accounting import noise_for, spent
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -32,6 +40,11 @@ except PackageNotFoundError:  # a source tree that was not installed
 __all__ = [
     "BilateralError",
     "Dataset",
+    "Identity",
+    "KeyRing",
+    "MaskClient",
+    "MaskServer",
+    "MaskSettings",
     "PerturbClient",
     "PerturbServer",
     "PerturbationSettings",
@@ -47,5 +60,8 @@ __all__ = [
     "load_dataset",
     "load_exported",
     "load_plan",
+    "noise_for",
+    "privacy_of",
     "run",
+    "spent",
 ]

@@ -118,3 +118,57 @@ def test_sites_are_clients_without_counting_them(bilateral, tmp_path):
     )
     words = ("--data", "sites:load", "--model", "mlp-3", "--rounds", 2, "--set", "federation.partition=site")
     assert bilateral("run", *words, "--json", "--quiet").code == 0
+
+
+SOUND = ("--data", "breast-cancer", "--model", "mlp-3", "--loss", "mse", "--clients", 3, "--rounds", 20)
+
+
+def test_privacy_says_that_a_plan_without_noise_claims_nothing(bilateral):
+    outcome = bilateral("privacy", *QUICK)
+    assert outcome.code == 0
+    assert "epsilon is infinite" in outcome.out
+    assert bilateral("privacy", *QUICK, "--json").json["status"] == "none"
+
+
+def test_privacy_solves_for_noise_and_its_answer_spends_the_budget(bilateral):
+    solved = bilateral("privacy", *SOUND, "--epsilon", 8, "--json").json
+    assert solved["status"] == "sound"
+    assert 7.8 < solved["rows"][0]["epsilon"] <= 8
+    multiplier = solved["deviations"]["noise multiplier"]
+    spent = bilateral("privacy", *SOUND, "--noise-multiplier", multiplier, "--json").json
+    assert spent["rows"][0]["epsilon"] == pytest.approx(solved["rows"][0]["epsilon"])
+
+
+def test_privacy_says_plainly_what_is_sound_and_what_is_conditional(bilateral):
+    assert "SOUND" in bilateral("privacy", *SOUND, "--noise-multiplier", 2).out
+    outcome = bilateral("privacy", *SOUND, "--mechanism", "published", "--epsilon", 3)
+    assert "PUBLISHED, CONDITIONAL" in outcome.out
+    assert "lines 3 and 4" in outcome.out
+
+
+def test_privacy_of_a_plan_can_be_given_another_budget(bilateral):
+    assert bilateral("run", *SOUND, "--epsilon", 8, "--write-plan", "plan.toml").code == 0
+    outcome = bilateral("privacy", "plan.toml", "--noise-multiplier", 3, "--json").json
+    assert outcome["deviations"]["noise multiplier"] == 3
+
+
+def test_an_unsound_mix_is_one_message_with_a_remedy(bilateral):
+    outcome = bilateral("privacy", "--epsilon", 3)
+    assert outcome.code == 2
+    assert "Refused, sound noise with the cross-entropy exchange" in outcome.err
+    assert "training.loss = 'mse'" in outcome.err
+
+
+def test_run_with_dropouts_reports_failed_rounds(bilateral):
+    outcome = bilateral("run", *QUICK[:4], "--clients", 5, "--rounds", 8, "--dropout", 0.5, "--json", "--quiet")
+    assert outcome.code == 0
+    assert outcome.json["rounds_failed"]
+    assert outcome.json["difference_to_fedavg"] < 2e-6
+    shown = bilateral("run", *QUICK[:4], "--clients", 5, "--rounds", 8, "--dropout", 0.5, "--quiet").out
+    assert "rounds without enough clients" in shown
+
+
+def test_run_with_a_budget_says_what_it_spent(bilateral):
+    outcome = bilateral("run", *SOUND, "--noise", "offset", "--epsilon", 8, "--quiet")
+    assert "epsilon 8 in total" in outcome.out
+    assert "ring masks" in outcome.out

@@ -1,0 +1,39 @@
+"""`bench aggregation` measures real rounds; here with short vectors."""
+
+import pytest
+
+import bilateral.bench.aggregation as aggregation_module
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(aggregation_module, "NUM_PARAMETERS", 200)
+
+
+def test_rows_have_the_documented_keys_and_means_are_exact_to_1e_9(short):
+    seen = []
+    rows = aggregation_module.measure_aggregation(True, lambda done, total, note: seen.append((done, total, note)))
+    keys = {
+        "clients", "graph", "parameters", "terms", "client_seconds", "server_seconds", "client_megabytes_up",
+        "relative_error", "ratio_to_raw_prg",
+    }  # fmt: skip
+    assert all(keys <= set(row) for row in rows)
+    assert {(row["clients"], row["graph"]) for row in rows} == {(k, g) for k in (5, 20) for g in ("complete", "n-out")}
+    assert all(row["relative_error"] < 1e-9 for row in rows)
+    assert any(row["dropped"] for row in rows)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_wrong_sum_would_be_seen(short, monkeypatch):
+    right = aggregation_module._uploads
+
+    def other(names):
+        uploads = right(names)
+        first = names[0]
+        return {**uploads, first: type(uploads[first])(0, 1, uploads[first].terms, uploads[first].statistics)}
+
+    server, clients = aggregation_module._parties(5, aggregation_module.MaskSettings("complete"))
+    clock = aggregation_module._Clock()
+    total, _ = aggregation_module._round(0, server, clients, other(sorted(clients)), 0, clock)
+    expected = aggregation_module.aggregate(right(sorted(clients)), 0)
+    assert aggregation_module._relative_error(total, expected) > 1e-3
