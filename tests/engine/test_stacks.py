@@ -5,7 +5,7 @@ import torch
 from tests.engine.test_in_process import plan
 
 from bilateral.engine.in_process import run
-from bilateral.errors import PlanError, ThresholdError, UnsoundPlanError
+from bilateral.errors import DataError, PlanError, ThresholdError, UnsoundPlanError
 from bilateral.learning.exchange import LocalExchange
 from bilateral.protocols.mask import messages as mask_messages
 from bilateral.protocols.mask.messages import MaskedUpload
@@ -169,6 +169,36 @@ def test_a_plan_that_makes_no_sense_is_refused(settings):
         plan(**settings)
 
 
+def test_colluders_beyond_what_a_sparse_graph_tolerates_are_refused_by_name():
+    sparse = {"federation__clients": 12, "aggregation__graph": "n-out", "aggregation__neighbours": 3}
+    with pytest.raises(UnsoundPlanError, match="colluders beyond what the graph tolerates"):
+        run(plan(**SOUND, **sparse, noise__colluders=7), save=False)
+
+
+def test_central_noise_with_batch_statistics_is_refused_by_name():
+    central = {"noise__mechanism": "mp-cdp", "noise__epsilon": 3.0, "training__loss": "mse"}
+    normed = {"data__name": "digits", "model__name": "convnet", "model__options": {"batch_norm": True}}
+    with pytest.raises(UnsoundPlanError, match="central noise with batch statistics"):
+        run(plan(**central, **normed), save=False)
+
+
+def test_a_run_with_central_noise_survives_dropouts_as_failed_rounds():
+    central = {"noise__mechanism": "mp-cdp", "noise__epsilon": 3.0, "training__loss": "mse"}
+    result = run(plan(**central, federation__clients=6, federation__dropout=0.9), save=False, reference=False)
+    assert result.failed
+    assert "expected 6" in result.failed[0].reason
+
+
+def test_bad_data_of_a_private_run_are_refused_before_the_first_round(monkeypatch):
+    import bilateral.engine.in_process as engine
+
+    loaded = engine.load_federation(plan(**SOUND))
+    loaded.clients[1].data.inputs[3, 0] = float("nan")
+    monkeypatch.setattr(engine, "load_federation", lambda *_: loaded)
+    with pytest.raises(DataError, match="client-2: the inputs hold NaN"):
+        run(plan(**SOUND), save=False)
+
+
 def test_more_colluders_than_a_sum_needs_clients_are_refused():
     with pytest.raises(PlanError, match="fewer colluders"):
         run(plan(**SOUND, noise__colluders=3), save=False)
@@ -176,19 +206,23 @@ def test_more_colluders_than_a_sum_needs_clients_are_refused():
 
 def test_sound_noise_spends_what_the_plan_allows_and_says_so():
     budget = {**SOUND, "noise__noise_multiplier": None, "noise__epsilon": 20.0}
-    result = run(plan(**budget), save=False, reference=False, keep_messages=True)
+    result = run(plan(**budget), save=False, keep_messages=True)
     assert Upload not in {type(message) for message in sent_to_server(result)}
-    claim = next(c for c in result.guarantee.claims if "epsilon" in c.what and c.whom == "server")
+    claim = next(c for c in result.guarantee.claims if "epsilon" in c.what)
     assert "epsilon 20 in total" in claim.what
     assert result.privacy is not None
     assert 19.5 < result.privacy.rows[0].epsilon <= 20
     assert result.privacy.status == "sound"
-    assert {11, 12}.isdisjoint(leak.ledger_line for leak in result.guarantee.leaks)
+    leaks = {leak.ledger_line: leak.what for leak in result.guarantee.leaks}
+    assert 11 not in leaks
+    assert leaks[12].startswith("who takes part")
+    assert result.difference_to_fedavg is None  # a model without noise does not lie beside a private one
 
 
 def test_less_noise_stays_closer_to_fedavg():
     far, near = (
-        run(plan(**{**SOUND, "noise__noise_multiplier": z}), save=False).difference_to_fedavg for z in (4.0, 1.0)
+        run(plan(**{**SOUND, "noise__noise_multiplier": z}), save=False, reference=True).difference_to_fedavg
+        for z in (4.0, 1.0)
     )
     assert near < far
 

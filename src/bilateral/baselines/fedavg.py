@@ -90,7 +90,7 @@ class FedAvgClient:
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
         message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
-        if len(inputs) or self._samples is None:  # a Poisson batch may be empty, and must not be told apart
+        if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
             check_batch(self.name, inputs, targets, self._graph, self._loss)
         self._model.load(message.parameters)
         if self._samples is not None:

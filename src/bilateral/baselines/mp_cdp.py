@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import ThresholdError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.messages import Aggregate, RecoveredUpdate
@@ -53,7 +53,7 @@ class MpCdpServer:
 
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         if total.total_weight != self.num_clients:
-            raise ProtocolError(
+            raise ThresholdError(
                 f"The sum of round {total.round_index} has weight {total.total_weight}, expected {self.num_clients}: "
                 "the noise is sized for clients of weight 1.",
                 remedy="Give every client weight 1, and set num_clients to the round's participants.",
@@ -88,7 +88,7 @@ def guarantee(settings: PerturbationSettings, epsilon: float, delta: float) -> G
         f"({epsilon:g}, {delta:g})-differential privacy of the round's mean gradient, per round",
         "whoever sees only models, not uploads",
         "the server is trusted; every true gradient already has a norm of at most the assumed sensitivity (nobody "
-        "clips it); batch statistics, which carry no noise, are not used",
+        "clips it)",
     )
     open_to_server = Leak("each client's upload: the server adds its noise only after it has seen the sum", "server", 3)
     others = tuple(leak for leak in perturbed.leaks if leak.ledger_line != 3)

@@ -36,6 +36,21 @@ CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""
 
 
+def budget(
+    path: Path | None, *, mechanism: str | None = None, epsilon: float | None = None, multiplier: float | None = None
+) -> dict[str, Any]:
+    """Settings of a privacy budget. It replaces the plan's, in whichever form that one is; a plan's mechanism stays."""
+    if mechanism is None and (epsilon is not None or multiplier is not None):
+        planned = load_plan(path).noise.mechanism if path is not None else "none"
+        mechanism = "sound" if planned == "none" else planned
+    values: dict[str, Any] = {"noise.epsilon": epsilon, "noise.noise_multiplier": multiplier}
+    if epsilon is not None and multiplier is None:
+        values["noise.noise_multiplier"] = CLEAR
+    if multiplier is not None and epsilon is None:
+        values["noise.epsilon"] = CLEAR
+    return {"noise.mechanism": mechanism, **values}
+
+
 def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> RunPlan:
     """The plan file (or the default), then named options, then `--set`, later ones winning."""
     plan = load_plan(path) if path is not None else RunPlan()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -10,7 +10,6 @@ from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import (
-    CLEAR,
     Clients,
     DataDir,
     DataName,
@@ -20,6 +19,7 @@ from bilateral.cli.options import (
     PlanArgument,
     Rounds,
     Settings,
+    budget,
     build_plan,
 )
 from bilateral.engine.plan import RunPlan
@@ -66,19 +66,16 @@ def privacy_command(
 
       bilateral privacy plan.toml --mechanism published --epsilon 3 --json
     """
-    wanted = mechanism or ("sound" if epsilon is not None or noise_multiplier is not None else None)
     named = {
         "data.name": data,
         "model.name": model,
         "federation.clients": clients,
         "training.rounds": rounds,
         "training.loss": loss,
-        "noise.mechanism": wanted,
         "noise.delta": delta,
-        "noise.epsilon": epsilon,
-        "noise.noise_multiplier": noise_multiplier,
+        **budget(plan, mechanism=mechanism, epsilon=epsilon, multiplier=noise_multiplier),
     }
-    chosen = build_plan(plan, _without_the_other_budget(named), settings)
+    chosen = build_plan(plan, named, settings)
     report = privacy_of(chosen, data_dir=data_dir)
     if json:
         print_json(_as_dict(chosen, report))
@@ -87,15 +84,6 @@ def privacy_command(
         out.print("Solve for noise that meets a budget: bilateral privacy ... --epsilon 8")
     else:
         _print_report(chosen, report)
-
-
-def _without_the_other_budget(named: dict[str, Any]) -> dict[str, Any]:
-    """A budget on the command line replaces the plan's, in whichever form that one is."""
-    pair = ("noise.epsilon", "noise.noise_multiplier")
-    for one, other in (pair, pair[::-1]):
-        if named[one] is not None and named[other] is None:
-            return {**named, other: CLEAR}
-    return named
 
 
 def _as_dict(plan: RunPlan, report: PrivacyReport | None) -> dict[str, object]:

@@ -26,6 +26,7 @@ from bilateral.cli.options import (
     Rounds,
     Seed,
     Settings,
+    budget,
     build_plan,
     check_writable,
 )
@@ -58,7 +59,14 @@ def run_command(
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run.", show_default=False)] = None,
-    reference: Annotated[bool, typer.Option(help="Train FedAvg beside it and compare.")] = True,
+    reference: Annotated[
+        bool | None,
+        typer.Option(
+            "--reference/--no-reference",
+            help="Train FedAvg beside it and compare; by default yes, except with sound noise.",
+            show_default=False,
+        ),
+    ] = None,
     write_plan: Annotated[
         Path | None, typer.Option(help="Write the plan to a file and stop.", show_default=False)
     ] = None,
@@ -66,7 +74,7 @@ def run_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model with clients that see only a perturbed one and a server that sees only sums.
+    """Train a model with clients that see only a perturbed one and a server that sees sums of what they upload.
 
     Without a plan: five clients, real data that come with scikit-learn, under a minute.
 
@@ -95,17 +103,15 @@ def run_command(
         "protection": protection,
         "aggregation.masks": masks,
         "federation.dropout": dropout,
-        "noise.epsilon": epsilon,
-        "noise.mechanism": None if epsilon is None else "sound",
         "seed": seed,
     }
     if resume is not None:
-        if plan is not None or settings or output or any(value is not None for value in named.values()):
+        if plan is not None or settings or output or epsilon or any(value is not None for value in named.values()):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
         _, resumed_plan = RunDirectory.open(resume)
         chosen, output = resumed_plan, resume
     else:
-        chosen = build_plan(plan, named, settings)
+        chosen = build_plan(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
     if write_plan is not None:
         check_writable(write_plan)
         if write_plan.exists():

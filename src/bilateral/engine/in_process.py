@@ -107,7 +107,7 @@ def run(
     output: str | Path | None = None,
     data_dir: str | Path | None = None,
     resume: bool = False,
-    reference: bool = True,
+    reference: bool | None = None,
     save: bool = True,
     keep_messages: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
@@ -115,7 +115,9 @@ def run(
 ) -> RunResult:
     """Train as the plan says.
 
-    `reference` trains plain FedAvg beside it, round by round on the same batches, and reports the difference.
+    `reference` trains plain FedAvg beside it, round by round, and reports the difference; on the same batches, unless
+    the plan adds sound noise (which draws its own). By default it does so except with sound noise: a model without
+    noise has no place in the directory of a private run.
     `save` keeps plan, metrics and checkpoints in `output`; `resume` goes on from the checkpoint there.
     `should_stop` is asked after every round; a stopped run leaves a checkpoint.
     """
@@ -128,6 +130,8 @@ def run(
         reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
     federation = load_federation(plan, None if data_dir is None else Path(data_dir))
     bare = reference_plan(plan)
+    if reference is None:
+        reference = plan.noise.mechanism != "sound"
     trainings = build_trainings([plan, bare] if reference and plan != bare else [plan], federation)
     directory = None
     if checkpoint is not None and output is not None:

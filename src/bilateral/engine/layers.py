@@ -42,6 +42,8 @@ class Layer:
     """Per client: noise that stays. Empty for none."""
     fixed_bounds: Sequence[float] | None = None
     closed: list[tuple[int, str]] = field(default_factory=list)
+    covers: frozenset[int] = frozenset()
+    """Ledger lines of masks that the noise below them takes care of, or states in its own words."""
     weight: int | None = None
     privacy: PrivacyReport | None = None
     adaptive: AdaptiveNorm | None = None

@@ -26,7 +26,11 @@ from bilateral.protocols.perturb.settings import PerturbationSettings
 
 
 def sensitivity(around: Surroundings) -> float:
-    """How far one unit is *assumed* to move a client's true mean gradient; the papers set it to 1."""
+    """How far one unit is *assumed* to move a client's true mean gradient.
+
+    P2 sets it to the clipping norm (and that to 1), and nobody clips. For one sample of a batch that is norm / batch,
+    though replacing a sample of that norm can move the mean by twice as much; the report says what is assumed.
+    """
     noise, training = around.plan.noise, around.plan.training
     if noise.unit == "client":
         return noise.clip
@@ -154,7 +158,8 @@ def _report(around: Surroundings, observer: str, assumption: str, deviations: di
     plan = around.plan
     ratio = 1.0 / theorems.theta_of(_epsilon(around), plan.noise.delta) ** 0.5
     total = spent(ratio, 1.0, plan.training.rounds, plan.noise.delta).epsilon
-    row = ReportRow(observer, _epsilon(around), total, plan.noise.delta, assumption)
+    moved = f"one {plan.noise.unit} moves a client's mean gradient by at most {sensitivity(around):.3g}"
+    row = ReportRow(observer, _epsilon(around), total, plan.noise.delta, f"{moved}; {assumption}")
     return PrivacyReport("published, conditional", plan.noise.unit, deviations, (row,))
 
 

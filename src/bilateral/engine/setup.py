@@ -13,6 +13,7 @@ from bilateral.learning.client import TrainingClient
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.learning.training import Training
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.batch_check import check_batch
 from bilateral.randomness import SeededRandomness
 
 REFERENCE = "fedavg"
@@ -36,12 +37,17 @@ def build_training(
 ) -> Training:
     """The plan's protections around `model`, and its clients."""
     stack = build_stack(plan, federation, model, graph)
+    if plan.noise.mechanism == "sound":
+        for owner in federation.clients:  # once and before the first round: later an error would be an answer
+            check_batch(owner.name, owner.data.inputs, owner.data.targets, graph, federation.loss)
+    # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
+    stream = "secrets of" if plan.noise.mechanism == "sound" else "client"
     clients = [
         TrainingClient(
             half,
             owner.data,
             schedule,
-            SeededRandomness(plan.seed, "client", owner.name),
+            SeededRandomness(plan.seed, stream, owner.name),
             uploader=uploader,
             weight=stack.weight,
             augment=plan.training.augment,

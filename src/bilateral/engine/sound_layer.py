@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, Surroundings, make_perturb_server
-from bilateral.errors import NumericalRangeError, PlanError
+from bilateral.errors import NumericalRangeError, PlanError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.sampling import PoissonSchedule
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
+from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
 from bilateral.protocols.messages import Upload
-from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, noise_for, report
+from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings, grid_bits
+from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings, effective_multiplier, grid_bits
 from bilateral.protocols.noise.term_scales import public_term_scales
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
@@ -29,7 +30,7 @@ from bilateral.randomness import SeededRandomness
 NOISE_REACH = 16.0
 """No noise is drawn beyond 13.3 standard deviations (`sound.standard_normal`)."""
 ADAPTIVE_ROOM = 2.0**12
-"""How far an adaptive norm may grow before uploads leave the fixed range of the masks."""
+"""How far an adaptive norm may move, up or down: the range of the masks is fixed, and must hold it."""
 
 
 @dataclass(frozen=True)
@@ -49,40 +50,39 @@ def num_terms(around: Surroundings) -> int:
 def sound_noise(around: Surroundings) -> SoundNoise:
     """The plan's noise: as given, or as little as meets the plan's epsilon."""
     plan, exposure = around.plan, exposure_of(around)
-    bare = SoundNoiseSettings(
+    count, parameters = num_terms(around), around.graph.num_parameters
+    fixed = SoundNoiseSettings(
         clip=clip_settings(around),
-        noise_multiplier=plan.noise.noise_multiplier or 1.0,
+        noise_multiplier=1.0,
         min_honest=_min_honest(around),
         max_colluders=plan.noise.colluders,
         delta=plan.noise.delta,
     )
 
-    def spending_of(settings: SoundNoiseSettings) -> SpendingReport:
-        return report(settings, exposure, num_terms(around), around.graph.num_parameters)
-
-    if plan.noise.epsilon is not None:
-        bare = _calibrated(bare, exposure, plan.noise.epsilon, spending_of)
-    if plan.noise.adaptive_clip:
+    def with_multiplier(multiplier: float) -> SoundNoiseSettings:
+        if not plan.noise.adaptive_clip:
+            return replace(fixed, noise_multiplier=multiplier)
         # A twentieth of the units in a round, as Andrew et al. suggest; never so little that it spends the budget.
-        units = exposure.clients_per_round * bare.clip.expected_batch_size
-        bare = replace(bare, adaptive=AdaptiveClip(count_noise=max(units / 20, bare.noise_multiplier)))
-        bare = replace(bare, noise_multiplier=bare.noise_multiplier * (1 + 1e-3))  # the count is rounded, too
-    return SoundNoise(bare, spending_of(bare))
+        units = exposure.clients_per_round * fixed.clip.expected_batch_size
+        adaptive = AdaptiveClip(count_noise=max(units / 20, multiplier))
+        return replace(fixed, noise_multiplier=multiplier, adaptive=adaptive)
 
-
-def _calibrated(
-    settings: SoundNoiseSettings,
-    exposure: Exposure,
-    epsilon: float,
-    spending_of: Callable[[SoundNoiseSettings], SpendingReport],
-) -> SoundNoiseSettings:
-    multiplier = noise_for(epsilon, settings.delta, exposure.sampling_rate, exposure.rounds_of_one_client)
-    for _ in range(20):
-        settings = replace(settings, noise_multiplier=multiplier)
-        if spending_of(settings).rows[0].epsilon <= epsilon:
-            return settings
-        multiplier *= 1 + 1e-3  # rounding to the grid takes a little of it
-    raise PlanError(f"No noise was found that spends at most epsilon {epsilon:g}.", remedy="Allow a larger epsilon.")
+    if plan.noise.epsilon is None:
+        assert plan.noise.noise_multiplier is not None
+        settings = with_multiplier(plan.noise.noise_multiplier)
+        return SoundNoise(settings, report(settings, exposure, count, parameters))
+    needed = multiplier_for(plan.noise.epsilon, plan.noise.delta, exposure)
+    # Rounding to the grid takes a little of the noise, so a little more is drawn.
+    settings = with_multiplier(needed)
+    for _ in range(50):
+        effective = effective_multiplier(settings, count, parameters)
+        if effective >= needed:
+            return SoundNoise(settings, report(settings, exposure, count, parameters))
+        settings = with_multiplier(settings.noise_multiplier * needed / effective * (1 + 1e-9))
+    raise PlanError(
+        f"Rounding {count * parameters} values costs more than the budget of epsilon {plan.noise.epsilon:g} allows.",
+        remedy="Allow a larger epsilon, or use a smaller model.",
+    )
 
 
 def clip_settings(around: Surroundings) -> ClipSettings:
@@ -123,12 +123,13 @@ def sound_report(around: Surroundings, noise: SoundNoise) -> PrivacyReport:
     count = exposure_of(around).clients_per_round
     of_clients = noise.settings.term_deviations(num_terms(around))
     deviations = {f"term {number}, in the mean": d / count**0.5 for number, d in enumerate(of_clients)}
-    return PrivacyReport(
-        "sound",
-        noise.settings.clip.unit,
-        {"noise multiplier": noise.settings.noise_multiplier, "clip": noise.settings.clip.norm, **deviations},
-        noise.spending.rows,
-    )
+    figures = {
+        "noise multiplier": noise.settings.noise_multiplier,
+        "clip": noise.settings.clip.norm,
+        "largest sampling rate": noise.spending.exposure.sampling_rate,
+        "rounds of one client": float(noise.spending.exposure.rounds_of_one_client),
+    }
+    return PrivacyReport("sound", noise.settings.clip.unit, {**figures, **deviations}, noise.spending.rows)
 
 
 def sound_layer(around: Surroundings) -> Layer:
@@ -136,19 +137,25 @@ def sound_layer(around: Surroundings) -> Layer:
     noise = sound_noise(around)
     settings, plan = noise.settings, around.plan
     layer = _clipped(around, settings)
-    noisy = [DistributedGaussian(name, settings, around.secrets.child("noise", name)) for name in around.names]
+    rounds = noise.spending.exposure.rounds_of_one_client
+    noisy = [
+        DistributedGaussian(name, settings, around.secrets.child("noise", name), max_rounds=rounds)
+        for name in around.names
+    ]
     layer.privatise = [_adder(one) for one in noisy]
     layer.weight = 1
     layer.privacy = sound_report(around, noise)
     layer.guarantees.append(guarantee(settings, noise.spending))
-    layer.closed.append((12, "server"))  # what the sum says about one unit is what epsilon bounds
+    # The range is fixed, so nobody has to refuse it; what the sum says about one unit is what epsilon bounds.
+    layer.covers = frozenset({11, 12})
     layer.fixed_bounds = _bounds(around, settings)
     fits = _GridCheck.of(around, layer.fixed_bounds)
     fits(settings)
     if plan.noise.unit == "sample":
         layer.schedules = _poisson_schedules(around)
     if settings.adaptive is not None:
-        layer.adaptive = AdaptiveNorm(settings.adaptive, settings.clip)
+        limits = (settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM)
+        layer.adaptive = AdaptiveNorm(settings.adaptive, settings.clip, limits)
         layer.set_norm = [_setter(half, one, fits) for half, one in zip(layer.halves, noisy, strict=True)]
     return layer
 
@@ -211,25 +218,39 @@ class _GridCheck:
 
     def __call__(self, settings: SoundNoiseSettings) -> None:
         needed = grid_bits(settings, len(self.fraction_bits) - 1)
-        if any(grid > ring for grid, ring in zip(needed, self.fraction_bits, strict=True)):
+        if settings.adaptive is None:  # the last row, of statistics, is empty
+            needed = needed[:-1]
+        if any(grid > ring for grid, ring in zip(needed, self.fraction_bits, strict=False)):
             raise NumericalRangeError(
                 f"Noise for a clipping norm of {settings.clip.norm:.3g} is finer than the masks' range allows.",
-                remedy="Start with a clipping norm nearer to this one.",
+                remedy="Use a clipping norm nearer to 1, or less noise.",
             )
 
 
 def _min_honest(around: Surroundings) -> int:
-    """Clients whose noise is in every sum that can be unmasked."""
-    plan = around.plan
-    participants = plan.federation.num_participants(len(around.names))
-    threshold = plan.aggregation.settings().threshold_of(participants)
-    honest = threshold - plan.noise.colluders
-    if honest < 1:
+    """Clients in every sum whose noise an observer does not know: itself a client, or with `colluders` of them."""
+    noise, aggregation = around.plan.noise, around.plan.aggregation.settings()
+    participants = around.plan.federation.num_participants(len(around.names))
+    in_sum = aggregation.threshold_of(participants)
+    known = max(1, noise.colluders)
+    if in_sum - known < 1:
         raise PlanError(
-            f"Expected fewer colluders than the {threshold} clients that a sum needs, got {plan.noise.colluders}.",
+            f"Expected fewer colluders than the {in_sum} clients that a sum needs, got {noise.colluders}.",
             remedy="Lower noise.colluders, raise aggregation.threshold, or use more clients.",
         )
-    return honest
+    chosen = aggregation.num_chosen(participants)
+    if chosen == participants - 1:
+        return in_sum - known
+    risk = failure_probabilities(
+        participants, chosen, aggregation.threshold, collusion=known / participants, dropout=TOLERATED_DROPOUT
+    )
+    if risk.privacy > 2.0**-40:
+        raise UnsoundPlanError(
+            f"Refused, colluders beyond what the graph tolerates: with {known} of {participants} colluding, some "
+            f"client's upload shows with a chance of {risk.privacy:.1g} a round on a graph of {chosen} neighbours.",
+            remedy="Use aggregation.graph = 'complete', more neighbours, or fewer colluders.",
+        )
+    return in_sum - known
 
 
 def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:

@@ -6,7 +6,7 @@ perturbation (or the plain model)  ->  clipping and noise  ->  masks
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -138,9 +138,8 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
         for index, ring in enumerate(keys)
     ]
     masked = mask_guarantee(settings, around.plan.federation.num_participants(len(around.names)))
-    if layer.fixed_bounds is not None:  # the range is fixed beforehand, so that nobody has to refuse it
-        layer.closed.append((11, "server"))
-    layer.guarantees.append(masked)
+    kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
+    layer.guarantees.append(replace(masked, leaks=kept))
     layer.closed.extend(CLOSED_BY_RING_MASKS)
     aggregation: Aggregation = MaskedAggregation(server, run_id, around.names, layer.shape)
     if layer.adaptive is not None:

@@ -25,11 +25,6 @@ class PoissonSchedule:
         if not 0 < self.rate <= 1:
             raise PlanError(f"Expected a sampling rate above 0 and at most 1, got {self.rate}.")
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """Rounds in which a sample is used once on average."""
-        return max(1, round(1 / self.rate))
-
     def batch(self, round_index: int) -> Tensor:
         """Indices of the round's samples, ascending."""
         drawn = self.randomness.child("poisson", round_index).uniform(self.num_samples)

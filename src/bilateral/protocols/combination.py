@@ -67,7 +67,7 @@ UNSOUND: Final = (
         "sound noise without ring masks",
         lambda c: c.mechanism == "sound" and c.masks != "ring",
         "each upload carries only its share of the noise that protects the sum, and the server would see it",
-        "Use aggregation.masks = 'ring'.",
+        "Use two clients or more a round, and aggregation.masks = 'ring'.",
     ),
     Rule(
         "sound noise with the cross-entropy exchange",
@@ -98,6 +98,12 @@ UNSOUND: Final = (
         lambda c: c.mechanism in ("published", "mp-cdp", "mp-dp-naive") and c.masks != "none",
         "P2's uploads are not masked; its claim is about what the server sees of them",
         "Use aggregation.masks = 'none' for the published scheme, or noise.mechanism = 'sound'.",
+    ),
+    Rule(
+        "central noise with batch statistics",
+        lambda c: c.mechanism == "mp-cdp" and c.num_statistics > 0,
+        "BatchNorm's statistics go into the released model without noise",
+        "Use a model without BatchNorm.",
     ),
     Rule(
         "published noise of a single client",

@@ -13,7 +13,16 @@ from scipy import optimize, special, stats
 
 from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protocols.noise import accounting
-from bilateral.protocols.noise.accounting import MODEL_OBSERVERS, Exposure, guarantee, noise_for, report, spent
+from bilateral.protocols.noise.accounting import (
+    EVERYBODY,
+    OUTSIDERS,
+    Exposure,
+    guarantee,
+    multiplier_for,
+    noise_for,
+    report,
+    spent,
+)
 from bilateral.protocols.noise.adaptive import AdaptiveClip
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.sound import SoundNoiseSettings
@@ -134,17 +143,16 @@ def test_client_sampling_amplifies_nothing_against_the_server():
     assert server[0].epsilon == server[1].epsilon
     assert server[2].epsilon < server[1].epsilon
     assert server[2].epsilon == pytest.approx(spent(1.0, 0.05, 31, 0.999 * DELTA).epsilon, rel=1e-3)
-    assert server[0].observer == "server"
+    assert server[0].observer == EVERYBODY
 
 
-def test_observers_of_models_get_the_amplification_of_sampled_clients_under_replacement():
+def test_outsiders_get_the_amplification_of_sampled_clients_under_replacement():
     rows = report(plan("client", z=4.0), Exposure(50, 1.0, 200, 10), 2, 100).rows
-    server, plain, amplified = rows
-    assert plain.epsilon == server.epsilon
-    assert amplified.observer == MODEL_OBSERVERS
+    server, amplified = rows
+    assert amplified.observer == OUTSIDERS
     assert amplified.epsilon < server.epsilon
     assert "replace one client" in amplified.assumption
-    # Written out: replacing moves a sum by twice the norm; the observer knows its own draw.
+    # Written out: replacing moves a sum by twice the norm; the colluder's draw is known.
     event = dp.SampledWithoutReplacementDpEvent(199, 10, dp.GaussianDpEvent(2.0))
     written_out = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     assert amplified.epsilon == pytest.approx(written_out.compose(event, 50).get_epsilon(DELTA), rel=2e-2)
@@ -152,8 +160,17 @@ def test_observers_of_models_get_the_amplification_of_sampled_clients_under_repl
 
 def test_replacing_a_client_costs_at_least_an_unsampled_gaussian_of_twice_the_sensitivity_when_all_take_part():
     """Population and sample of one size: the theorem must not claim more than the plain Gaussian with z / 2."""
-    rows = report(plan("client", z=4.0), Exposure(1, 1.0, 11, 10), 1, 10).rows
-    assert rows[2].epsilon >= analytic_epsilon(2.0, DELTA)
+    settings, exposure = plan("client", z=4.0), Exposure(1, 1.0, 11, 10)
+    assert accounting._amplified_row(4.0, settings, exposure, "").epsilon >= analytic_epsilon(2.0, DELTA)
+    # It says less than the row of everybody, so the report leaves it out.
+    assert len(report(settings, exposure, 1, 10).rows) == 1
+
+
+def test_the_solved_multiplier_meets_the_budget_of_a_whole_report():
+    exposure = Exposure(60, 0.05, 10, 10)
+    needed = multiplier_for(4.0, DELTA, exposure)
+    settings = plan(z=needed * (1 + 1e-4))
+    assert 3.9 < report(settings, exposure, 2, 100).rows[0].epsilon <= 4.0
 
 
 def test_counts_of_adaptive_clipping_are_paid_for_inside_the_same_budget():
@@ -185,12 +202,20 @@ def test_guarantee_states_the_figures_and_their_assumptions():
     spending = report(plan(), Exposure(100, 0.05, 20, 5), 2, 100)
     stated = guarantee(plan(), spending)
     claim = stated.claims[0]
-    assert claim.whom == "server"
+    assert claim.whom == EVERYBODY
     assert f"epsilon {spending.rows[0].epsilon:.3g} in total" in claim.what
     assert f"{spending.rows[0].epsilon_per_round:.3g} a round, at delta 1e-05" in claim.what
     assert "one sample" in claim.what
     assert "6 or more honest clients" in claim.assumption
-    assert "no more than 1 clients collude" in claim.assumption
+    assert "besides the observer and those that collude with it (1 at most)" in claim.assumption
+    assert [leak.ledger_line for leak in stated.leaks] == [12]  # who takes part is not covered
+
+
+def test_the_unit_client_is_about_its_data_and_not_about_its_presence():
+    spending = report(plan("client", z=6.0), Exposure(10, 1.0, 20, 20), 2, 100)
+    stated = guarantee(plan("client", z=6.0), spending)
+    assert "what one client's data are" in stated.claims[0].what
+    assert "replace one client's uploads by zeros" in stated.claims[0].assumption
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,35 @@ def test_tails_reach_13_standard_deviations_and_what_is_missing_is_charged():
     assert missing_tails(10**9, 10**5, 10**4) < 1e-20
 
 
+class Words(Randomness):
+    """A stream of chosen 64-bit words."""
+
+    def __init__(self, *words):
+        self._bytes = np.array(words, dtype="<u8").tobytes()
+
+    def random_bytes(self, num_bytes):
+        taken, self._bytes = self._bytes[:num_bytes], self._bytes[num_bytes:]
+        return taken
+
+    def child(self, *labels):
+        return self
+
+
 def test_radius_is_as_fine_in_the_tail_as_elsewhere():
-    """Two neighbouring uniform numbers near 2^-100 give radii that differ by less than 1e-16 of their size."""
-    high = np.zeros(2)
-    low = np.array([2.0**28, 2.0**28 * (1 + 2.0**-52)])
-    radius = np.sqrt(-2.0 * np.log(high * 2.0**-64 + low * 2.0**-128))
-    assert abs(radius[1] - radius[0]) / radius[0] < 1e-16
+    """Two neighbouring uniform numbers near 2^-100 give normal numbers that differ by less than 1e-15 of their size."""
+    low = 2**28
+    first, second = (float(standard_normal(1, Words(0, word, 0))[0]) for word in (low, low + 1))
+    assert 11 < second < first < 12
+    assert (first - second) / first < 1e-10  # one part in 2^28 of the uniform number
+    assert float(standard_normal(1, Words(0, 0, 0))[0]) == pytest.approx(math.sqrt(2 * 128 * math.log(2)))
+
+
+def test_a_client_refuses_more_rounds_than_its_budget_has():
+    noise = DistributedGaussian("anna", sound(), SeededRandomness(0), max_rounds=2)
+    for round_index in range(2):
+        noise.add_noise(Upload(round_index, 1, torch.zeros(1, 4), torch.zeros(0)), round_index)
+    with pytest.raises(ProtocolError, match="anna has taken part in 2 rounds"):
+        noise.add_noise(Upload(2, 1, torch.zeros(1, 4), torch.zeros(0)), 2)
 
 
 @pytest.mark.parametrize(

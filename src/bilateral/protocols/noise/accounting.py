@@ -1,10 +1,11 @@
 """What a run spends: (epsilon, delta) of Poisson-subsampled Gaussian noise, composed over rounds (dp-accounting).
 
-The unit is added or removed. Sampling of samples inside a client (Poisson) is secret and amplifies privacy against
-everybody. Sampling of clients is not secret from the server, which invites them: against the server a unit spends a
-whole round whenever its client takes part. Observers who see models alone do not know who took part; for the unit
-"client" and samples of a fixed size they get the amplification of sampling without replacement. That theorem (Wang,
-Balle, Kasiviswanathan 2019) is about *replacing* one client, which moves a sum by twice the clipping norm.
+A sample is added or removed; a client's uploads are replaced by zeros. Sampling of samples inside a client (Poisson) is
+secret and amplifies privacy against everybody. Sampling of clients is not secret from the server, which invites them,
+nor from the clients of a round, who are told of each other: against them a unit spends a whole round whenever its
+client takes part. Users who are no clients and do not know the draw get, for the unit "client", the amplification of
+sampling without replacement. That theorem (Wang, Balle, Kasiviswanathan 2019) is about *replacing* one client, which
+moves a sum by twice the clipping norm.
 
 `pld` composes privacy loss distributions, rounded up on a grid of losses, so that epsilon is never understated; `rdp`
 composes Renyi divergences and is looser. Sampling without replacement has RDP alone.
@@ -19,12 +20,13 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from bilateral.errors import PlanError, UnsoundPlanError
-from bilateral.protocols.guarantee import Claim, Guarantee
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.noise.clipping import Unit
 from bilateral.protocols.noise.sound import SoundNoiseSettings, effective_multiplier, missing_tails
 
 AccountantName = Literal["pld", "rdp"]
-MODEL_OBSERVERS: Final = "observers of models alone (clients, users)"
+EVERYBODY: Final = "server, other clients and users"
+OUTSIDERS: Final = "users who are no clients"
 LOSS_STEP: Final = 1e-3
 """Grid of privacy losses. Finer moves epsilon by less than 0.01 in thousands of rounds, and takes ten times as long."""
 _RELATIVE_LOSS_STEP: Final = 1e-5
@@ -131,7 +133,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class SpendingReport:
-    """Spending against the server first, then against those who see models alone."""
+    """Spending against everybody first, then against those who know less."""
 
     unit: Unit
     noise_multiplier: float
@@ -160,65 +162,68 @@ def report(
         )
     z = effective_multiplier(settings, num_terms, num_parameters)
     paid = delta * (1 - _TAIL_SHARE)
-    against_server = spent(z, exposure.sampling_rate, exposure.rounds_of_one_client, paid, accountant=accountant)
-    _check_tails(settings, exposure, num_terms * num_parameters + 1, against_server.epsilon)
+    everybody = spent(z, exposure.sampling_rate, exposure.rounds_of_one_client, paid, accountant=accountant)
+    _check_tails(settings, exposure, num_terms * num_parameters + 1, everybody.epsilon)
     honest = (
-        f"every sum holds {settings.min_honest} or more honest clients, and no more than {settings.max_colluders} "
-        "clients collude"
+        f"every sum holds {settings.min_honest} or more honest clients besides the observer and those that collude "
+        f"with it ({settings.max_colluders} at most)"
     )
-    per_round, total = against_server.per_round_epsilon, against_server.epsilon
-    rows = [
-        ReportRow(
-            "server",
-            per_round,
-            total,
-            delta,
-            f"it sees sums alone (masks); {honest}; add or remove one {unit}; "
-            f"a client takes part in at most {exposure.rounds_of_one_client} rounds",
-        ),
-        ReportRow(
-            MODEL_OBSERVERS,
-            per_round,
-            total,
-            delta,
-            f"as against the server, sampling of clients not counted; {honest}; add or remove one {unit}",
-        ),
-    ]
+    change = "add or remove one sample" if unit == "sample" else "replace one client's uploads by zeros"
+    row = ReportRow(
+        EVERYBODY,
+        everybody.per_round_epsilon,
+        everybody.epsilon,
+        delta,
+        f"the server sees sums alone (masks); {honest}; {change}; a client takes part in at most "
+        f"{exposure.rounds_of_one_client} rounds; batches and other randomness of a client stay secret, its number of "
+        "samples is public; the generator of the noise is taken as exact",
+    )
+    rows = [row]
     if unit == "client" and exposure.clients_per_round < exposure.num_clients:
-        rows.append(_amplified_row(z, settings, exposure, honest))
+        amplified = _amplified_row(z, settings, exposure, honest)
+        rows += [amplified] if amplified.epsilon < row.epsilon else []
     return SpendingReport(unit, settings.noise_multiplier, z, exposure, tuple(rows))
+
+
+def multiplier_for(target_epsilon: float, delta: float, exposure: Exposure) -> float:
+    """The least *effective* multiplier with which a run's `report` stays within `target_epsilon`."""
+    paid = delta * (1 - _TAIL_SHARE)
+    return noise_for(target_epsilon, paid, exposure.sampling_rate, exposure.rounds_of_one_client)
 
 
 def guarantee(settings: SoundNoiseSettings, spending: SpendingReport) -> Guarantee:
     """The claim in figures."""
     unit = settings.clip.unit
+    what = "whether one sample was in the training data" if unit == "sample" else "what one client's data are"
     claims = tuple(
         Claim(
-            f"whether one {unit} was in the training data: epsilon {row.epsilon:.3g} in total and "
+            f"{what}: epsilon {row.epsilon:.3g} in total and "
             f"{row.epsilon_per_round:.3g} a round, at delta {row.delta:g}",
             row.observer,
             row.assumption,
         )
         for row in spending.rows
     )
-    return Guarantee("sound distributed noise", claims, leaks=())
+    left = "who takes part and who drops out" + ("; what is true of a whole client" if unit == "sample" else "")
+    return Guarantee("sound distributed noise", claims, (Leak(left, "server", 12),))
 
 
 def _amplified_row(z: float, settings: SoundNoiseSettings, exposure: Exposure, honest: str) -> ReportRow:
-    """Client sampling, against those who do not know the draw but for the clients that they are themselves."""
+    """Client sampling amplifies against those who do not know the draw: not the server, and not a round's clients."""
     drawn = exposure.clients_per_round
-    population = max(drawn, exposure.num_clients - max(1, settings.max_colluders))
+    population = max(drawn, exposure.num_clients - settings.max_colluders)
     # Replacing a client moves the sum by up to twice the norm.
     one = _library().SampledWithoutReplacementDpEvent(population, drawn, _library().GaussianDpEvent(z / 2))
     every = _library().SelfComposedDpEvent(one, exposure.num_rounds)
     replaced, paid = _library().NeighboringRelation.REPLACE_ONE, settings.delta * (1 - _TAIL_SHARE)
     return ReportRow(
-        MODEL_OBSERVERS,
+        OUTSIDERS,
         _rdp_epsilon(one, paid, replaced),
         _rdp_epsilon(every, paid, replaced),
         settings.delta,
         f"{honest}; replace one client; {drawn} of {exposure.num_clients} clients are drawn afresh every round, and "
-        f"the draw stays secret from them; over all {exposure.num_rounds} rounds",
+        f"the draw stays secret from the observer (who does not know the plan's seed); over all {exposure.num_rounds} "
+        "rounds",
     )
 
 

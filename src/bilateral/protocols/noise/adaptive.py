@@ -56,9 +56,13 @@ def upload_of(clipped: Clipped, round_index: int, *, with_count: bool) -> Upload
 class AdaptiveNorm:
     """The server's half: holds the current norm and learns from each round's noisy count."""
 
-    def __init__(self, settings: AdaptiveClip, clip: ClipSettings) -> None:
+    def __init__(
+        self, settings: AdaptiveClip, clip: ClipSettings, limits: tuple[float, float] = (0.0, math.inf)
+    ) -> None:
+        """`limits`: the norm stays between these, so that uploads stay in a range that was fixed beforehand."""
         self._settings = settings
         self._clip = clip
+        self._limits = limits
 
     @property
     def clip(self) -> ClipSettings:
@@ -76,6 +80,8 @@ class AdaptiveNorm:
         # Clients already divided by the expected batch size, so the weights count clients in both units.
         share = float(total.statistics[0]) / total.total_weight + 0.5
         norm = self._clip.norm * math.exp(-self._settings.learning_rate * (share - self._settings.target_quantile))
+        low, high = self._limits
+        norm = min(max(norm, low), high)
         if not 0 < norm < math.inf:
             raise NumericalRangeError(
                 f"The clipping norm became {norm} in round {total.round_index}.",

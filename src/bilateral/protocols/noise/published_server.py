@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import ProtocolError, ThresholdError
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.perturb.messages import PerturbedModel
@@ -56,7 +56,7 @@ class PublishedServer:
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         """Refuses a sum that is not of all clients, with weight 1 each: the pairwise noise would still be in it."""
         if total.total_weight != self.num_clients:
-            raise ProtocolError(
+            raise ThresholdError(
                 f"The sum of round {total.round_index} has weight {total.total_weight}, expected {self.num_clients}: "
                 "every participant once, with weight 1.",
                 remedy="P2's noise survives no dropout; repeat the round with those who are there.",

@@ -43,8 +43,9 @@ class SoundNoiseSettings:
     """Privacy settings, public and the same for all clients.
 
     `noise_multiplier`  z: standard deviation of the noise in the sum, over the sensitivity
-    `min_honest`        honest clients that are in every sum: the aggregation's threshold minus the colluders
-    `max_colluders`     clients that may tell the server their noise and their masks
+    `min_honest`        honest clients in every sum, besides the observer and who colludes with it: the fewest clients
+                        of a sum, minus the colluders, or minus one (a curious client knows its own noise)
+    `max_colluders`     clients that may tell the server, or each other, their noise and their masks
     `delta`             at which epsilon is stated
     `adaptive`          the clipping norm follows a quantile; terms and count share the noise multiplier
     """
@@ -115,14 +116,21 @@ def effective_multiplier(settings: SoundNoiseSettings, num_terms: int, num_param
     """
     scales = settings.clip.scales(num_terms).tolist()
     deviations = settings.term_deviations(num_terms)
-    units = [scale * math.ldexp(1.0, grid_exponent(d)) for scale, d in zip(scales, deviations, strict=True)]
+    units = [scale * _largest_unit(settings, d) for scale, d in zip(scales, deviations, strict=True)]
     sensitivity = settings.clip.sensitivity + math.sqrt(num_parameters * sum(unit**2 for unit in units))
     spent = (sensitivity / (settings.terms_multiplier * settings.clip.sensitivity)) ** 2
     if settings.adaptive is not None:
         size = settings.clip.expected_batch_size
-        rounded = 0.5 / size + math.ldexp(1.0, grid_exponent(settings.count_deviation))
+        rounded = 0.5 / size + _largest_unit(settings, settings.count_deviation)
         spent += (rounded * size / settings.adaptive.count_noise) ** 2
     return float(spent**-0.5)
+
+
+def _largest_unit(settings: SoundNoiseSettings, deviation: float) -> float:
+    """The grid's unit; the largest it may be relative to the noise where an adaptive norm moves both."""
+    if settings.adaptive is not None:
+        return deviation * 2.0**-GRID_BITS
+    return math.ldexp(1.0, grid_exponent(deviation))
 
 
 def missing_tails(num_coordinates: int, num_rounds: int, num_clients: int) -> float:
@@ -147,12 +155,24 @@ def standard_normal(count: int, randomness: Randomness) -> Tensor:
 
 
 class DistributedGaussian:
-    """One client's noise. `randomness` is this client's own: two clients with one stream would cancel nothing."""
+    """One client's noise. `randomness` is this client's own: two clients with one stream would cancel nothing.
 
-    def __init__(self, name: str, settings: SoundNoiseSettings, randomness: Randomness | None = None) -> None:
+    `max_rounds` is what the accounting allows: the client itself refuses to take part more often.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: SoundNoiseSettings,
+        randomness: Randomness | None = None,
+        *,
+        max_rounds: int | None = None,
+    ) -> None:
         self.name = name
         self.settings = settings
         self._randomness = randomness or SecureRandomness()
+        self._max_rounds = max_rounds
+        self._num_rounds = 0
 
     def set_norm(self, norm: float) -> None:
         """Adaptive clipping: the norm of the coming round."""
@@ -161,6 +181,7 @@ class DistributedGaussian:
     def add_noise(self, upload: Upload, round_index: int) -> Upload:
         """Step 2. The upload must be clipped; what comes back is on the grid and ready to be masked."""
         self._check(upload, round_index)
+        self._spend()
         settings, stream = self.settings, self._randomness.child("noise", round_index)
         deviations = settings.term_deviations(len(upload.terms))
         terms = torch.stack(
@@ -184,6 +205,14 @@ class DistributedGaussian:
                 remedy="Its norm is not clipped, or the expected batch size is far too small.",
             )
         return total.mul_(unit)
+
+    def _spend(self) -> None:
+        if self._max_rounds is not None and self._num_rounds >= self._max_rounds:
+            raise ProtocolError(
+                f"{self.name} has taken part in {self._num_rounds} rounds, which is all that its budget allows.",
+                remedy="Account for more rounds (that needs more noise), or leave this client out.",
+            )
+        self._num_rounds += 1
 
     def _check(self, upload: Upload, round_index: int) -> None:
         num_statistics = 0 if self.settings.adaptive is None else 1

@@ -5,7 +5,9 @@
 3. send `Upload`: all terms, batch statistics, and the client's weight
 
 With `clip` (differential privacy) the upload is clipped before it leaves, sample by sample or as a whole: weight 1, no
-statistics but the count of adaptive clipping. Noise is added to it afterwards (`protocols/noise/sound.py`).
+statistics but the count of adaptive clipping. Noise is added to it afterwards (`protocols/noise/sound.py`). An error in
+the middle of a run would be an answer about the batch, so data are checked before the first round (`check_batch` on all
+of them), a Poisson batch may be empty, and what is not finite counts as zero.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class PerturbClient:
     def train(self, message: PerturbedModel, inputs: Tensor, targets: Tensor, weight: int) -> SoftmaxQuery | Upload:
         """Step 1. `targets`: class numbers for cross entropy, (batch, outputs) for MSE. `weight`: see `Upload`."""
         self._check_model(message)
-        if len(inputs) or self._samples is None:  # a Poisson batch may be empty, and must not be told apart
+        if self.clip is None:
             check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
         self._model.load(message.parameters)
         if self._samples is not None:
@@ -116,11 +118,11 @@ class PerturbClient:
 
     def _upload(self, round_index: int, passed: ForwardPass, cotangents: scheme.Cotangents, weight: int) -> Upload:
         terms = term_gradients(self._model, passed, cotangents)
+        if self.clip is not None:
+            return upload_of(clip_client(terms, self.clip), round_index, with_count=self._count_clipped)
         upload = Upload(round_index, weight, terms, self._model.batch_statistics())
         upload.check_finite(self.name)
-        if self.clip is None:
-            return upload
-        return upload_of(clip_client(terms, self.clip), round_index, with_count=self._count_clipped)
+        return upload
 
     def _upload_clipped_samples(
         self, samples: SampleTerms, message: PerturbedModel, inputs: Tensor, targets: Tensor
