@@ -88,7 +88,7 @@ def run_command(
 
       bilateral run --clients 8 --dropout 0.1
 
-      bilateral run --data breast-cancer --model mlp-3 --loss mse --epsilon 8 --set training.batch_size=64
+      bilateral run --data breast-cancer --model mlp-3 --loss mse --noise offset --epsilon 8 --rounds 30
 
       bilateral run --resume out
     """

@@ -18,6 +18,7 @@ from bilateral.learning.uploading import Privatise
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
+from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
@@ -98,19 +99,9 @@ def plain_layer(around: Surroundings) -> Layer:
 def perturbed_layer(around: Surroundings) -> Layer:
     """Clients train on a perturbed model."""
     settings = around.plan.perturbation.settings(around.federation.loss)
-    graph, secrets = around.graph, around.secrets
+    graph = around.graph
     server = make_perturb_server(around, settings)
-    halves = [
-        PerturbClient(
-            name,
-            around.model,
-            graph,
-            settings,
-            secrets.child("client", name),
-            channels_last=around.plan.training.channels_last,
-        )
-        for name in around.names
-    ]
+    halves = make_perturb_clients(around, settings)
     shape = UploadShape(len(term_names(settings)), graph.num_parameters, graph.num_statistics)
     return Layer(server, halves, shape, [perturb_guarantee(settings)], around.batch_schedules())
 
@@ -125,3 +116,28 @@ def make_perturb_server(around: Surroundings, settings: PerturbationSettings) ->
         around.secrets.child("server"),
         around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES],
     )
+
+
+def make_perturb_clients(
+    around: Surroundings,
+    settings: PerturbationSettings,
+    *,
+    expanded: tuple[nn.Module, ScaleGraph] | None = None,
+    clip: ClipSettings | None = None,
+    count_clipped: bool = False,
+) -> list[PerturbClient]:
+    """The clients' halves; `expanded` is another network than the plan's, with its graph (P2's)."""
+    model, graph = expanded or (around.model, around.graph)
+    return [
+        PerturbClient(
+            name,
+            model,
+            graph,
+            settings,
+            around.secrets.child("client", name),
+            channels_last=around.plan.training.channels_last,
+            clip=clip,
+            count_clipped=count_clipped,
+        )
+        for name in around.names
+    ]

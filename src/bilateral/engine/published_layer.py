@@ -8,7 +8,13 @@ from typing import Literal
 from bilateral.baselines import mp_cdp, mp_dp_naive
 from bilateral.baselines.mp_cdp import MpCdpServer
 from bilateral.baselines.mp_dp_naive import MpDpNaiveClient
-from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, Surroundings, make_perturb_server
+from bilateral.engine.layers import (
+    NUM_CALIBRATION_SAMPLES,
+    Layer,
+    Surroundings,
+    make_perturb_clients,
+    make_perturb_server,
+)
 from bilateral.errors import PlanError
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.uploading import AddPairwise
@@ -20,9 +26,7 @@ from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.noise.published_server import PublishedServer
-from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
-from bilateral.protocols.perturb.settings import PerturbationSettings
 
 
 def sensitivity(around: Surroundings) -> float:
@@ -52,17 +56,7 @@ def published_layer(around: Surroundings, keys: Sequence[KeyRing]) -> tuple[Laye
         around.secrets.child("server"),
         samples,
     )
-    halves = [
-        PerturbClient(
-            name,
-            model.model,
-            model.graph,
-            settings,
-            around.secrets.child("client", name),
-            channels_last=plan.training.channels_last,
-        )
-        for name in around.names
-    ]
+    halves = make_perturb_clients(around, settings, expanded=(model.model, model.graph))
     graph, neighbours = _graph(around)
     levels = theorems.solve_noise(
         _epsilon(around), plan.noise.delta, count, graph, neighbours, sensitivity=sensitivity(around)
@@ -100,7 +94,7 @@ def mp_cdp_layer(around: Surroundings) -> Layer:
     )
     stated = mp_cdp.guarantee(settings, _epsilon(around), plan.noise.delta)
     shape = UploadShape(len(term_names(settings)), around.graph.num_parameters, around.graph.num_statistics)
-    layer = Layer(server, _clients(around, settings), shape, [stated], around.batch_schedules(), weight=1)
+    layer = Layer(server, make_perturb_clients(around, settings), shape, [stated], around.batch_schedules(), weight=1)
     layer.privacy = _report(
         around, "whoever sees models alone; the server is trusted", stated.claims[-1].assumption, {"central": sigma}
     )
@@ -114,7 +108,7 @@ def mp_dp_naive_layer(around: Surroundings) -> Layer:
     sigma = theorems.local_sigma(_epsilon(around), plan.noise.delta, sensitivity=sensitivity(around))
     halves = [
         MpDpNaiveClient(inner, around.model, around.graph, sigma, around.secrets.child("noise", inner.name))
-        for inner in _clients(around, settings)
+        for inner in make_perturb_clients(around, settings)
     ]
     stated = mp_dp_naive.guarantee(settings, _epsilon(around), plan.noise.delta)
     shape = UploadShape(len(term_names(settings)), around.graph.num_parameters, around.graph.num_statistics)
@@ -137,20 +131,6 @@ class _Neighbours:
         ordered = tuple(sorted(participants))
         seed = graph_seed(self._ring.roster_digest, round_index, 0, ordered)
         return PairGraph.of(ordered, self._settings, seed).neighbours(self._ring.name)
-
-
-def _clients(around: Surroundings, settings: PerturbationSettings) -> list[PerturbClient]:
-    return [
-        PerturbClient(
-            name,
-            around.model,
-            around.graph,
-            settings,
-            around.secrets.child("client", name),
-            channels_last=around.plan.training.channels_last,
-        )
-        for name in around.names
-    ]
 
 
 def _report(around: Surroundings, observer: str, assumption: str, deviations: dict[str, float]) -> PrivacyReport:

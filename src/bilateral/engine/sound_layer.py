@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.engine.layers import NUM_CALIBRATION_SAMPLES, Layer, Surroundings, make_perturb_server
+from bilateral.engine.layers import (
+    NUM_CALIBRATION_SAMPLES,
+    Layer,
+    Surroundings,
+    make_perturb_clients,
+    make_perturb_server,
+)
 from bilateral.errors import NumericalRangeError, PlanError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.masked_aggregation import UploadShape
@@ -165,27 +171,22 @@ def _clipped(around: Surroundings, noise: SoundNoiseSettings) -> Layer:
     graph, model, loss = around.graph, around.model, around.federation.loss
     counted = noise.adaptive is not None
     shape = UploadShape(num_terms(around), graph.num_parameters, int(counted))
-    channels_last = around.plan.training.channels_last
     if around.plan.protection == "fedavg":
         plain = [
-            FedAvgClient(name, model, graph, loss, channels_last=channels_last, clip=noise.clip, count_clipped=counted)
+            FedAvgClient(
+                name,
+                model,
+                graph,
+                loss,
+                channels_last=around.plan.training.channels_last,
+                clip=noise.clip,
+                count_clipped=counted,
+            )
             for name in around.names
         ]
         return Layer(FedAvgServer(model, graph), plain, shape, [FEDAVG_GUARANTEE], around.batch_schedules())
     settings = around.plan.perturbation.settings(loss)
-    halves = [
-        PerturbClient(
-            name,
-            model,
-            graph,
-            settings,
-            around.secrets.child("client", name),
-            channels_last=channels_last,
-            clip=noise.clip,
-            count_clipped=counted,
-        )
-        for name in around.names
-    ]
+    halves = make_perturb_clients(around, settings, clip=noise.clip, count_clipped=counted)
     server = make_perturb_server(around, settings)
     return Layer(server, halves, shape, [perturb_guarantee(settings)], around.batch_schedules())
 
