@@ -11,7 +11,9 @@
     |   |-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
     |   |-- MalformedMessageError bytes that are no message, or a message with a part missing or too much
     |   |-- AuthenticationError   a key, signature or sealed share is not of whom it claims to be
+    |   |   `-- SealedShareError  what one client dealt to another does not open
     |   `-- ThresholdError        too few clients are left to unmask a sum
+    |       `-- LostSumError      enough are left, but what they sent does not unmask
     `-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
 
 The command line prints the message and exits with code 2; it never shows a traceback for these.
@@ -68,8 +70,27 @@ class AuthenticationError(ProtocolError):
     """A key, signature or sealed share is not of whom it claims to be."""
 
 
+class SealedShareError(AuthenticationError):
+    """Shares that `dealer` sealed for another client do not open there, or are not those it committed to."""
+
+    def __init__(self, message: str, *, dealer: str, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.dealer = dealer
+
+
 class ThresholdError(ProtocolError):
-    """Too few clients are left to unmask a sum. Nothing was learned from the round, and the model is untouched."""
+    """Too few clients are left to unmask a sum. The round gives no sum, and the model is untouched.
+
+    What was sent before stays known: who took part, sizes of refused rows, questions asked on the way.
+    """
+
+
+class LostSumError(ThresholdError):
+    """The sum of a round cannot be unmasked. `culprit` is the client that broke the protocol, "" if nobody can say."""
+
+    def __init__(self, message: str, *, culprit: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.culprit = culprit
 
 
 class CheckpointError(BilateralError):

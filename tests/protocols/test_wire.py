@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.errors import MalformedMessageError
+from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.membership import KeyRequest, RoundMembers
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
-from bilateral.protocols.wire import decode, encode
+from bilateral.protocols.wire import decode, digest, encode
 
 TYPES = (Upload, PlainModel, PerturbedModel, SoftmaxQuery, SoftmaxReply, KeyRequest, RoundMembers)
 EXAMPLES = (
@@ -107,6 +108,9 @@ def _with_header(change) -> bytes:
         lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [1] * 9}),
         lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [2**39, 2**39]}),
         lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [2, 2]}),
+        lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [0, 2**39]}),
+        lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [2**39, 2**39, 0]}),
+        lambda h: h["fields"].update(terms={"dtype": "float32", "shape": [2**39, 0, 2**39, 2**39]}),
         lambda h: h["fields"].update(terms=[1]),
     ],
 )
@@ -119,6 +123,55 @@ def test_deep_nesting_does_not_break_the_decoder():
     deep = b"[" * 100_000 + b"]" * 100_000
     with pytest.raises(MalformedMessageError):
         decode(b"BLT1" + len(deep).to_bytes(4, "little") + deep, TYPES, "mallory")
+
+
+def _raw(header: bytes) -> bytes:
+    return b"BLT1" + len(header).to_bytes(4, "little") + header
+
+
+def test_a_header_of_a_million_items_is_refused_before_it_is_read():
+    """A decoder that read it took 600 MB and seconds."""
+    for count, item in ((1_300_000, '{"bytes":0}'), (100_000, '""')):
+        names = ",".join([item] * count)
+        header = f'{{"type":"RoundMembers","fields":{{"round_index":0,"names":[{names}]}}}}'.encode()
+        with pytest.raises(MalformedMessageError, match=r"from mallory: .*(too long|100000 items)"):
+            decode(_raw(header), TYPES, "mallory")
+
+
+def test_the_keys_of_ten_thousand_clients_fit_into_one_message():
+    names = tuple(f"hospital-{number:05}" for number in range(10_000))
+    roster = Roster(b"run", names, (bytes(32),) * 10_000, (bytes(32),) * 10_000, (bytes(64),) * 10_000)
+    assert decode(encode(roster), [Roster], "anna") == roster
+    with pytest.raises(MalformedMessageError, match="Roster has a header of"):
+        encode(Roster(b"run", names * 3, *((bytes(32),) * 30_000 for _ in range(3))))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"type": "x" * 100_000, "fields": {}},
+        {"type": "KeyRequest", "fields": {"run_id": {"bytes": "9" * 100_000}}},
+        {"type": "PlainModel", "fields": {"round_index": 0, "parameters": {"dtype": "y" * 100_000, "shape": [1]}}},
+    ],
+    ids=["type", "size", "dtype"],
+)
+def test_an_error_does_not_repeat_all_that_a_sender_wrote(header):
+    with pytest.raises(MalformedMessageError) as caught:
+        decode(_raw(json.dumps(header).encode()), TYPES, "mallory")
+    assert len(str(caught.value)) < 400
+
+
+def test_digests_differ_where_messages_do():
+    model = EXAMPLES[1]
+    others = [
+        PlainModel(1, model.parameters),
+        PlainModel(0, model.parameters.float()),
+        PlainModel(0, model.parameters + 1e-15),
+        PlainModel(0, model.parameters[:-1]),
+        KeyRequest(b""),
+    ]
+    assert len({digest(), digest(model), digest(model, model), *(digest(other) for other in others)}) == 8
+    assert digest(decode(encode(model), TYPES, "anna")) == digest(model)
 
 
 def test_only_the_types_that_were_asked_for_are_read():

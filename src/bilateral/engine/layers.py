@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.uploading import Privatise
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
@@ -69,6 +70,11 @@ class Surroundings:
     def secrets(self) -> Randomness:
         """A simulation draws its secrets from the seed; the halves themselves default to the operating system's."""
         return SeededRandomness(self.plan.seed, "secrets")
+
+    @property
+    def num_participants(self) -> int:
+        """Clients of a round, as planned."""
+        return self.plan.federation.num_participants(len(self.names))
 
     def batch_schedules(self) -> list[Schedule]:
         return [
@@ -141,3 +147,9 @@ def make_perturb_clients(
         )
         for name in around.names
     ]
+
+
+def mask_settings(around: Surroundings) -> MaskSettings:
+    """The plan's, with a floor: whoever fails to turn up, a sum has the threshold of the *planned* participants."""
+    settings = around.plan.aggregation.settings()
+    return replace(settings, min_in_sum=max(2, settings.threshold_of(around.num_participants)))

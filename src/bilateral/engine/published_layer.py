@@ -44,7 +44,7 @@ def sensitivity(around: Surroundings) -> float:
 
 def published_layer(around: Surroundings, keys: Sequence[KeyRing]) -> tuple[Layer, list[AddPairwise]]:
     """MP_Server, DDP_Client and MU_Server; the pairwise noise is returned beside the layer."""
-    plan, count = around.plan, _num_participants(around)
+    plan, count = around.plan, around.num_participants
     model = PublishedModel.of(around.model, around.graph, around.federation.test.inputs[:2])
     settings = published_settings(plan.perturbation.partitions)
     samples = around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES]
@@ -86,7 +86,7 @@ def published_layer(around: Surroundings, keys: Sequence[KeyRing]) -> tuple[Laye
 
 def mp_cdp_layer(around: Surroundings) -> Layer:
     """Noise of a trusted server."""
-    plan, count = around.plan, _num_participants(around)
+    plan, count = around.plan, around.num_participants
     settings = plan.perturbation.settings(around.federation.loss)
     sigma = theorems.central_sigma(_epsilon(around), plan.noise.delta, count, sensitivity=sensitivity(around))
     server = MpCdpServer(
@@ -150,11 +150,7 @@ def _epsilon(around: Surroundings) -> float:
     return epsilon
 
 
-def _num_participants(around: Surroundings) -> int:
-    return around.plan.federation.num_participants(len(around.names))
-
-
 def _graph(around: Surroundings) -> tuple[Literal["complete", "n-out"], int]:
-    settings, count = around.plan.aggregation.settings(), _num_participants(around)
+    settings, count = around.plan.aggregation.settings(), around.num_participants
     chosen = settings.num_chosen(count)
     return ("complete", 0) if chosen == count - 1 else ("n-out", chosen)

@@ -14,6 +14,7 @@ from bilateral.engine.layers import (
     Surroundings,
     make_perturb_clients,
     make_perturb_server,
+    mask_settings,
 )
 from bilateral.errors import NumericalRangeError, PlanError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
@@ -119,7 +120,7 @@ def exposure_of(around: Surroundings) -> Exposure:
         num_rounds=plan.training.rounds,
         sampling_rate=max(_rates(around)) if plan.noise.unit == "sample" else 1.0,
         num_clients=len(names),
-        clients_per_round=plan.federation.num_participants(len(names)),
+        clients_per_round=around.num_participants,
         max_participations=max(invited.values()),
     )
 
@@ -214,8 +215,7 @@ class _GridCheck:
 
     @classmethod
     def of(cls, around: Surroundings, bounds: Sequence[float]) -> _GridCheck:
-        participants = around.plan.federation.num_participants(len(around.names))
-        return cls(FixedPointFormat.for_bounds(bounds, participants).fraction_bits)
+        return cls(FixedPointFormat.for_bounds(bounds, around.num_participants).fraction_bits)
 
     def __call__(self, settings: SoundNoiseSettings) -> None:
         needed = grid_bits(settings, len(self.fraction_bits) - 1)
@@ -230,9 +230,8 @@ class _GridCheck:
 
 def _min_honest(around: Surroundings) -> int:
     """Clients in every sum whose noise an observer does not know: itself a client, or with `colluders` of them."""
-    noise, aggregation = around.plan.noise, around.plan.aggregation.settings()
-    participants = around.plan.federation.num_participants(len(around.names))
-    in_sum = aggregation.threshold_of(participants)
+    noise, aggregation, participants = around.plan.noise, mask_settings(around), around.num_participants
+    in_sum = aggregation.floor_of(participants)
     known = max(1, noise.colluders)
     if in_sum - known < 1:
         raise PlanError(

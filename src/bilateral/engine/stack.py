@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from bilateral.engine.federation import Federation
-from bilateral.engine.layers import Layer, Surroundings, perturbed_layer, plain_layer
+from bilateral.engine.layers import Layer, Surroundings, mask_settings, perturbed_layer, plain_layer
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer
 from bilateral.engine.sound_layer import sound_layer
@@ -124,20 +124,21 @@ def _in_the_clear(name: str, layer: Layer) -> Stack:
 
 
 def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
-    run_id = make_run_id(around)
-    settings = around.plan.aggregation.settings()
-    server = MaskServer(run_id, around.names, settings, layer.fixed_bounds)
-    keys = make_key_rings(around)
+    run_id, keys = make_run_id(around), make_key_rings(around)
+    settings = mask_settings(around)
+    server = MaskServer(run_id, around.names, settings, layer.fixed_bounds, pinned=_pinned(keys))
     uploaders = [
         MaskUploader(
-            MaskClient(ring, settings, around.secrets.child("masks", ring.name)),
+            MaskClient(ring, settings, around.secrets.child("masks", ring.name), fixed_bounds=layer.fixed_bounds),
             ring,
             layer.privatise[index] if layer.privatise else None,
             layer.set_norm[index] if layer.set_norm else None,
         )
         for index, ring in enumerate(keys)
     ]
-    masked = mask_guarantee(settings, around.plan.federation.num_participants(len(around.names)))
+    # The question of cross entropy has a row a sample.
+    asks = around.plan.protection == "perturbation" and around.federation.loss == "ce"
+    masked = mask_guarantee(settings, around.num_participants, shows_batch=asks)
     kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
     layer.guarantees.append(replace(masked, leaks=kept))
     layer.closed.extend(CLOSED_BY_RING_MASKS)
@@ -161,7 +162,13 @@ def _with_pairwise_noise(
 ) -> Stack:
     """Real-valued noise that cancels between clients: float masks and P2's."""
     uploaders = [PairwiseUploader(ring, add) for ring, add in zip(keys, add_pairwise, strict=True)]
-    return _stack(name, layer, PairwiseAggregation(make_run_id(around), around.names), uploaders)
+    aggregation = PairwiseAggregation(make_run_id(around), around.names, _pinned(keys))
+    return _stack(name, layer, aggregation, uploaders)
+
+
+def _pinned(keys: Sequence[KeyRing]) -> dict[str, bytes]:
+    """The identities that the server knows: it lets nobody else register under a client's name."""
+    return {ring.name: ring.announce().identity_key for ring in keys}
 
 
 def _stack(name: str, layer: Layer, aggregation: Aggregation, uploaders: Sequence[Uploader]) -> Stack:

@@ -26,12 +26,18 @@ class AdaptiveAggregation:
         return self._inner.incidents
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
-        message = ClipNorm(round_index, torch.tensor(self._norm.clip.norm, dtype=torch.float64))
         opened = self._inner.open(round_index, participants, exchange)
-        return {name: (message, *packet) for name, packet in opened.items()}
+        return {name: (self._message(round_index), *packet) for name, packet in opened.items()}
 
-    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:
-        return self._norm.take(self._inner.close(round_index, replies, exchange))
+    def close(
+        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
+    ) -> Aggregate:
+        # The norm is still that of `open`: it changes only with the sum.
+        total = self._inner.close(round_index, replies, exchange, (self._message(round_index), *sent))
+        return self._norm.take(total)
+
+    def _message(self, round_index: int) -> ClipNorm:
+        return ClipNorm(round_index, torch.tensor(self._norm.clip.norm, dtype=torch.float64))
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {**self._inner.state_tensors(), **{f"clip/{n}": t for n, t in self._norm.state_tensors().items()}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -34,8 +34,10 @@ class Aggregation(Protocol):
         """Prepare a round; per client that is still there, the messages that precede the round's model."""
         ...
 
-    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:
-        """The sum of what the clients sent last."""
+    def close(
+        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
+    ) -> Aggregate:
+        """The sum of what the clients sent last. `sent`: what they were sent to train on, the same to all."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -54,8 +56,14 @@ class PlainAggregation:
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
         return dict.fromkeys(participants, ())
 
-    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:  # noqa: ARG002
-        return aggregate(expect_uploads(replies), round_index)
+    def close(
+        self,
+        round_index: int,
+        replies: Mapping[str, Message],
+        exchange: Exchange,  # noqa: ARG002
+        sent: Packet = (),  # noqa: ARG002
+    ) -> Aggregate:
+        return aggregate(uploads_among(replies, round_index, self.incidents), round_index)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
@@ -64,13 +72,22 @@ class PlainAggregation:
         """Sums in the clear keep nothing between rounds."""
 
 
-def expect_uploads(replies: Mapping[str, Message]) -> dict[str, Upload]:
-    """The replies, all of which must be uploads."""
+def uploads_among(replies: Mapping[str, Message], round_index: int, incidents: list[Incident]) -> dict[str, Upload]:
+    """The replies that are uploads; any other is an incident."""
     uploads: dict[str, Upload] = {}
     for sender, reply in replies.items():
-        if not isinstance(reply, Upload):
-            raise ProtocolError(
-                f"{sender} sent {type(reply).__name__}, expected Upload.", remedy="Both sides must run the same plan."
-            )
-        uploads[sender] = reply
+        try:
+            uploads[sender] = expect(reply, Upload, sender)
+        except ProtocolError as error:
+            incidents.append(Incident(round_index, sender, str(error)))
     return uploads
+
+
+def expect(reply: Message, types: type[Message] | tuple[type[Message], ...], sender: str) -> Any:
+    """The reply, which must be of one of `types`."""
+    if not isinstance(reply, types):
+        wanted = " or ".join(t.__name__ for t in (types if isinstance(types, tuple) else (types,)))
+        raise ProtocolError(
+            f"{sender} sent {type(reply).__name__}, expected {wanted}.", remedy="Both sides must run the same plan."
+        )
+    return reply

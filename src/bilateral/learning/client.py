@@ -60,6 +60,10 @@ class Uploader(Protocol):
         """Take a message of `accepts`; the reply, if it has one."""
         ...
 
+    def bind(self, model: RoundModel) -> None:
+        """Called with the model that the next upload is trained on, before the training."""
+        ...
+
     def finish(self, upload: Upload) -> Message:
         """What is sent in place of the upload."""
         ...
@@ -72,6 +76,9 @@ class PlainUploader:
 
     def handle(self, message: Message) -> Message | None:
         raise ProtocolError(f"{type(message).__name__} was not expected: uploads are not masked in this plan.")
+
+    def bind(self, model: RoundModel) -> None:
+        """An upload in the clear depends on nothing."""
 
     def finish(self, upload: Upload) -> Message:
         return upload
@@ -108,19 +115,25 @@ class TrainingClient:
         self._reordering = reordering
 
     def handle(self, packet: Sequence[Message]) -> Message:
-        """Take the messages of a packet in order; the reply to the last one."""
-        reply: Message | None = None
+        """Take the messages of a packet in order, up to the first that has an answer: normally the last.
+
+        What has an answer before (shares that do not open) makes the rest pointless.
+        """
         for message in packet:
             reply = self._handle(message)
-        if reply is None:
-            names = ", ".join(type(message).__name__ for message in packet) or "nothing"
-            raise ProtocolError(f"{self.name} was sent {names}, which has no answer.")
-        return reply
+            if reply is not None:
+                return reply
+        names = ", ".join(type(message).__name__ for message in packet) or "nothing"
+        raise ProtocolError(f"{self.name} was sent {names}, which has no answer.")
 
     def _handle(self, message: Message) -> Message | None:
         if isinstance(message, self._uploader.accepts):
             return self._uploader.handle(message)
-        reply = self._train(message) if isinstance(message, RoundModel) else self.half.receive(message)
+        if isinstance(message, RoundModel):
+            self._uploader.bind(message)
+            reply = self._train(message)
+        else:
+            reply = self.half.receive(message)
         return self._uploader.finish(reply) if isinstance(reply, Upload) else reply
 
     def _train(self, model: RoundModel) -> Message:

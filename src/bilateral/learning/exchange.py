@@ -43,7 +43,11 @@ class Party(Protocol):
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Simulated deaths: in each round a client dies with probability `rate`, after a random number of replies."""
+    """Simulated deaths: in each round a client dies with probability `rate`, after a random number of replies.
+
+    `max_replies`: the most after which it dies. A masked round with cross entropy has five replies (shares, question,
+    upload, signature, reveal), so that four lets a client die before each of them.
+    """
 
     rate: float
     randomness: Randomness
@@ -61,7 +65,11 @@ class Dropouts:
 
 @dataclass
 class LocalExchange:
-    """All clients in this process, one after the other."""
+    """All clients in this process, one after the other.
+
+    It catches nothing: what clients here raise is about the server, or about the user's data and plan. What one client
+    does to another comes as a message (`ShareComplaint`), and what it sends to the server is checked there.
+    """
 
     clients: Mapping[str, Party]
     record: Record

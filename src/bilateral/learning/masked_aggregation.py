@@ -4,11 +4,15 @@ Ring masks (`MaskedAggregation`), numbered as in protocols/mask/server.py:
 
     0. once a run: key request -> announcements; the roster goes out with the first opening
     1. opening -> sealed shares
-    2. routed shares travel with the round's model -> masked uploads (or a refusal: out of range, then a new attempt)
+    2. routed shares travel with the round's model -> masked uploads (or a refusal: out of range, then a new attempt; or
+       a complaint: shares that do not open)
     3. list of survivors -> signatures
     4. signatures of all -> revealed shares; the sum is unmasked
 
-A message that the protocol refuses counts as no message: its sender is out of the round, and the incident is kept.
+A message that the protocol refuses counts as no message: its sender is out of the round, and the incident is kept. A
+client that could not open another's shares says so and is out of the round; `Suspects` has who is left out afterwards.
+Not caught here is what a *client* refuses of the server (other keys than the pinned ones, other lists or models than
+the others were shown): that ends the run, since the server itself is at fault.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bilateral.errors import ProtocolError, ThresholdError
-from bilateral.learning.aggregation import Incident, expect_uploads
+from bilateral.errors import LostSumError, ProtocolError, ThresholdError
+from bilateral.learning.aggregation import Incident, expect, uploads_among
 from bilateral.learning.exchange import SETUP, Exchange, Packet
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
@@ -30,11 +34,14 @@ from bilateral.protocols.mask.messages import (
     RevealedShares,
     Roster,
     SealedShares,
+    ShareComplaint,
     SurvivorSignature,
 )
 from bilateral.protocols.mask.server import MaskServer
+from bilateral.protocols.mask.suspects import Suspects
 from bilateral.protocols.membership import KeyRequest, RoundMembers
 from bilateral.protocols.messages import Aggregate, Message, aggregate
+from bilateral.protocols.wire import digest
 
 
 @dataclass(frozen=True)
@@ -52,12 +59,22 @@ class UploadShape:
 
 
 class KeyAgreement:
-    """Once a run: collect the clients' keys and hand out the roster, each client's with its first opening."""
+    """Once a run: collect the clients' keys and hand out the roster, each client's with its first opening.
 
-    def __init__(self, run_id: bytes, names: Sequence[str], register: Callable[[str, KeyAnnouncement], None]) -> None:
+    Until there are keys enough for a roster, every round asks the clients whose keys are missing.
+    """
+
+    def __init__(
+        self,
+        run_id: bytes,
+        names: Sequence[str],
+        register: Callable[[str, KeyAnnouncement], None],
+        incidents: list[Incident],
+    ) -> None:
         self._run_id = run_id
-        self._names = names
+        self._missing = list(names)
         self._register = register
+        self._incidents = incidents
         self._roster: Roster | None = None
         self._informed: set[str] = set()
 
@@ -65,8 +82,8 @@ class KeyAgreement:
         """Those of `participants` whose keys are on the roster."""
         if self._roster is None:
             request = KeyRequest(self._run_id)
-            for sender, reply in exchange(SETUP, dict.fromkeys(self._names, (request,))).items():
-                self._register(sender, expect(reply, KeyAnnouncement, sender))
+            for sender, reply in exchange(SETUP, dict.fromkeys(self._missing, (request,))).items():
+                self._take(sender, reply)
             self._roster = make_roster()
         return [name for name in participants if name in self._roster.clients]
 
@@ -78,6 +95,14 @@ class KeyAgreement:
     def informed(self, names: Sequence[str]) -> None:
         self._informed.update(names)
 
+    def _take(self, sender: str, reply: Message) -> None:
+        try:
+            self._register(sender, expect(reply, KeyAnnouncement, sender))
+        except ProtocolError as error:
+            self._incidents.append(Incident(SETUP, sender, str(error)))
+        else:
+            self._missing.remove(sender)
+
 
 class MaskedAggregation:
     """Sums under ring masks: the server learns the sum over the survivors and nothing else."""
@@ -85,30 +110,41 @@ class MaskedAggregation:
     def __init__(self, server: MaskServer, run_id: bytes, names: Sequence[str], shape: UploadShape) -> None:
         self._server = server
         self._shape = shape
-        self._keys = KeyAgreement(run_id, names, server.register)
+        self._suspects = Suspects()
         self.incidents: list[Incident] = []
+        self._keys = KeyAgreement(run_id, names, server.register, self.incidents)
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
-        members = self._keys.members(participants, exchange, self._server.roster)
+        known = self._keys.members(participants, exchange, self._server.roster)
+        suspects = self._suspects.names()
+        members = [name for name in known if name not in suspects]
         opening = self._server.open_round(round_index, members, self._shape.num_terms + 1, self._shape.num_values)
         return self._share(round_index, opening, members, exchange)
 
-    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:
+    def close(
+        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
+    ) -> Aggregate:
         server = self._server
-        self._collect(round_index, replies, server.collect_upload, (MaskedUpload, RangeRefusal))
+        self._collect_uploads(round_index, replies)
         while server.refused:
             opening = server.retry()
             routed = self._share(round_index, opening, opening.participants, exchange)
-            self._collect(
-                round_index, exchange(round_index, routed), server.collect_upload, (MaskedUpload, RangeRefusal)
-            )
-        listed = server.close_uploads()
+            self._collect_uploads(round_index, exchange(round_index, routed))
+        for name in server.refusers:
+            reason = f"RangeRefusal from {name} could not be granted; it is left out of the round."
+            self.incidents.append(Incident(round_index, name, reason))
+        listed = server.close_uploads(digest(*sent))
         signatures = exchange(round_index, dict.fromkeys(listed.survivors, (listed,)))
         self._collect(round_index, signatures, server.collect_signature, (SurvivorSignature,))
         request = server.request_shares()
         reveals = exchange(round_index, dict.fromkeys(request.signers, (request,)))
         self._collect(round_index, reveals, server.collect_reveal, (RevealedShares,))
-        return server.unmask((self._shape.num_terms, self._shape.num_parameters), self._shape.num_statistics)
+        try:
+            return server.unmask((self._shape.num_terms, self._shape.num_parameters), self._shape.num_statistics)
+        except LostSumError as error:
+            if error.culprit:
+                self._suspects.convict(error.culprit)
+            raise
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self._server.state_tensors()
@@ -123,6 +159,15 @@ class MaskedAggregation:
         self._keys.informed(list(sealed))
         self._collect(round_index, sealed, self._server.collect_shares, (SealedShares,))
         return {name: (routed,) for name, routed in self._server.route().items()}
+
+    def _collect_uploads(self, round_index: int, replies: Mapping[str, Message]) -> None:
+        self._collect(round_index, replies, self._server.collect_upload, (MaskedUpload, RangeRefusal, ShareComplaint))
+        for accuser, dealers in self._server.complaints.items():
+            for dealer in dealers:
+                self._suspects.accuse(accuser, dealer)
+                self.incidents.append(
+                    Incident(round_index, dealer, f"{accuser} could not open the shares of {dealer}.")
+                )
 
     def _collect(
         self,
@@ -141,11 +186,11 @@ class MaskedAggregation:
 class PairwiseAggregation:
     """Sums of uploads that carry real-valued pairwise noise, which cancels only if every participant uploads."""
 
-    def __init__(self, run_id: bytes, names: Sequence[str]) -> None:
-        self._directory = KeyDirectory(run_id, names)
-        self._keys = KeyAgreement(run_id, names, self._directory.register)
+    def __init__(self, run_id: bytes, names: Sequence[str], pinned: Mapping[str, bytes] | None = None) -> None:
+        self._directory = KeyDirectory(run_id, names, pinned)
         self._expected: set[str] = set()
         self.incidents: list[Incident] = []
+        self._keys = KeyAgreement(run_id, names, self._directory.register, self.incidents)
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
         members = self._keys.members(participants, exchange, self._directory.roster)
@@ -153,27 +198,24 @@ class PairwiseAggregation:
         opening = RoundMembers(round_index, tuple(sorted(members)))
         return {name: self._keys.packet(name, opening) for name in members}
 
-    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange) -> Aggregate:  # noqa: ARG002
+    def close(
+        self,
+        round_index: int,
+        replies: Mapping[str, Message],
+        exchange: Exchange,  # noqa: ARG002
+        sent: Packet = (),  # noqa: ARG002
+    ) -> Aggregate:
         self._keys.informed(list(replies))
-        if missing := sorted(self._expected - set(replies)):
+        uploads = uploads_among(replies, round_index, self.incidents)
+        if missing := sorted(self._expected - set(uploads)):
             raise ThresholdError(
                 f"Round {round_index}: no upload from {', '.join(missing)}; pairwise noise cancels only in a full sum.",
                 remedy="Use masks = 'ring', which survives clients that drop out.",
             )
-        return aggregate(expect_uploads(replies), round_index)
+        return aggregate(uploads, round_index)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Pairwise noise keeps nothing between rounds but the keys."""
-
-
-def expect(reply: Message, types: type[Message] | tuple[type[Message], ...], sender: str) -> Any:
-    """The reply, which must be of one of `types`."""
-    if not isinstance(reply, types):
-        wanted = " or ".join(t.__name__ for t in (types if isinstance(types, tuple) else (types,)))
-        raise ProtocolError(
-            f"{sender} sent {type(reply).__name__}, expected {wanted}.", remedy="Both sides must run the same plan."
-        )
-    return reply

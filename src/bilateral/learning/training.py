@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError
-from bilateral.learning.aggregation import Aggregation
+from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, Exchange, LocalExchange, Packet, Record
 from bilateral.learning.halves import ServerHalf
@@ -42,14 +43,16 @@ class Training:
         1. the aggregation prepares the round (masks: clients share their seeds)
         2. the server sends the round's model to those who are still there
         3. each client trains; with cross entropy it asks the server once in between; and uploads
+           (a question that makes no sense is an incident, and its sender is out of the round)
         4. the aggregation makes one sum of the uploads (masks: clients help to unmask it)
         5. the server recovers the gradient from the sum and takes a step
         """
         opened = self.aggregation.open(round_index, participants, exchange)
         model = self.server.start_round(round_index)
         packets = {name: (*before, model) for name, before in opened.items()}
-        replies = exchange(round_index, packets, self._answer)
-        total = self.aggregation.close(round_index, replies, exchange)
+        replies = exchange(round_index, packets, partial(self._answer, round_index))
+        answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question)}
+        total = self.aggregation.close(round_index, answered, exchange, (model,))
         update = self.server.recover(total)
         if not bool(torch.isfinite(update.gradient).all()):
             raise NumericalRangeError(
@@ -69,9 +72,15 @@ class Training:
         """The clients of this process as a transport."""
         return LocalExchange({client.name: client for client in self.clients}, record, dropouts)
 
-    def _answer(self, sender: str, reply: Message) -> Packet:
+    def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
         """Only a question of the protection is answered; uploads, masked or not, end the conversation."""
-        return (self.server.answer(sender, reply),) if isinstance(reply, Question) else ()
+        if not isinstance(reply, Question):
+            return ()
+        try:
+            return (self.server.answer(sender, reply),)
+        except ProtocolError as error:
+            self.aggregation.incidents.append(Incident(round_index, sender, str(error)))
+            return ()
 
     def weights(self) -> Tensor:
         """All parameters as one float64 vector."""

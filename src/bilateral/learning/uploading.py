@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import ProtocolError, SealedShareError
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.keys import KeyRing
-from bilateral.protocols.mask.messages import MaskOpening, Roster, RoutedShares, SurvivorList, UnmaskRequest
+from bilateral.protocols.mask.messages import (
+    MaskOpening,
+    Roster,
+    RoutedShares,
+    ShareComplaint,
+    SurvivorList,
+    UnmaskRequest,
+)
 from bilateral.protocols.membership import ClipNorm, KeyRequest, RoundMembers
-from bilateral.protocols.messages import Message, Upload
+from bilateral.protocols.messages import Message, RoundModel, Upload
+from bilateral.protocols.wire import digest
 
 Privatise = Callable[[Upload], Upload]
 """Clips an upload or adds noise that stays."""
@@ -28,12 +36,18 @@ class NoisyUploader:
     def handle(self, message: Message) -> Message | None:
         raise ProtocolError(f"{type(message).__name__} was not expected: uploads are not masked in this plan.")
 
+    def bind(self, model: RoundModel) -> None:
+        """Noise does not depend on the model."""
+
     def finish(self, upload: Upload) -> Message:
         return self._privatise(upload)
 
 
 class MaskUploader:
-    """The client's half of ring masks, after noise if there is any."""
+    """The client's half of ring masks, after noise if there is any.
+
+    Masks and signatures are bound to what the client was sent to train on: the clipping norm and the model.
+    """
 
     accepts: tuple[type[Message], ...] = (
         KeyRequest,
@@ -56,6 +70,8 @@ class MaskUploader:
         self._keys = keys
         self._privatise = privatise
         self._set_norm = set_norm
+        self._norm: ClipNorm | None = None
+        self._context = b""
 
     def handle(self, message: Message) -> Message | None:
         match message:
@@ -64,13 +80,11 @@ class MaskUploader:
             case Roster():
                 self._keys.accept(message)
             case ClipNorm():
-                self._change_norm(message)
+                self._norm = message
             case MaskOpening():
                 return self._masks.open(message)
             case RoutedShares():
-                self._masks.receive_shares(message)
-                # In a second attempt the model does not come again: the upload of the first one is masked anew.
-                return self._masks.mask_again() if message.attempt else None
+                return self._receive_shares(message)
             case SurvivorList():
                 return self._masks.sign(message)
             case UnmaskRequest():
@@ -79,18 +93,38 @@ class MaskUploader:
                 raise ProtocolError(f"{type(message).__name__} is no message of masked aggregation.")
         return None
 
-    def _change_norm(self, message: ClipNorm) -> None:
-        norm = float(message.norm) if message.norm.numel() == 1 else float("nan")
-        if self._set_norm is None or not 0 < norm < float("inf"):
+    def bind(self, model: RoundModel) -> None:
+        """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on."""
+        norm, self._norm = self._norm, None
+        if norm is None and self._set_norm is None:
+            self._context = digest(model)
+            return
+        if norm is None or self._set_norm is None or norm.round_index != model.round_index:
+            said = "none" if norm is None else f"one of round {norm.round_index}"
             raise ProtocolError(
-                f"{self._keys.name}: a clipping norm of {message.norm.tolist()} in round {message.round_index} is not "
-                "part of this plan.",
+                f"{self._keys.name}: expected {'a' if self._set_norm else 'no'} clipping norm of round "
+                f"{model.round_index} from the server, got {said}.",
                 remedy="Both sides must run the same plan.",
             )
-        self._set_norm(norm)
+        value = float(norm.norm) if norm.norm.numel() == 1 else float("nan")
+        if not 0 < value < float("inf"):
+            raise ProtocolError(
+                f"{self._keys.name}: expected a clipping norm above 0 from the server in round {norm.round_index}, "
+                f"got {norm.norm.tolist()}."
+            )
+        self._set_norm(value)
+        self._context = digest(norm, model)
 
     def finish(self, upload: Upload) -> Message:
-        return self._masks.mask(self._privatise(upload) if self._privatise is not None else upload)
+        return self._masks.mask(self._privatise(upload) if self._privatise is not None else upload, self._context)
+
+    def _receive_shares(self, message: RoutedShares) -> Message | None:
+        try:
+            self._masks.receive_shares(message)
+        except SealedShareError as error:  # the dealer's fault or the server's; this client stays out of the attempt
+            return ShareComplaint(message.round_index, message.attempt, (error.dealer,))
+        # In a second attempt the model does not come again: the upload of the first one is masked anew.
+        return self._masks.mask_again() if message.attempt else None
 
 
 class PairwiseUploader:
@@ -115,11 +149,14 @@ class PairwiseUploader:
                 raise ProtocolError(f"{type(message).__name__} is no message of pairwise noise.")
         return None
 
+    def bind(self, model: RoundModel) -> None:
+        """Pairwise noise as published does not depend on the model."""
+
     def finish(self, upload: Upload) -> Message:
         members = self._members
         if members is None or members.round_index != upload.round_index:
             raise ProtocolError(
-                f"The server did not say who takes part in round {upload.round_index}.",
+                f"{self._keys.name}: the server did not say who takes part in round {upload.round_index}.",
                 remedy="Both sides must run the same plan.",
             )
         return self._add_pairwise(upload, upload.round_index, members.names)
@@ -129,5 +166,7 @@ def announce(keys: KeyRing, request: KeyRequest) -> Message:
     """The client's keys, for the run it believes to be in."""
     announcement = keys.announce()
     if announcement.run_id != request.run_id:
-        raise ProtocolError("The server asks for keys of another run.", remedy="Both sides must run the same plan.")
+        raise ProtocolError(
+            f"{keys.name}: the server asks for keys of another run.", remedy="Both sides must run the same plan."
+        )
     return announcement

@@ -10,6 +10,7 @@ Whatever else arrives (another type, a field too many, a wrong length, an unknow
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable
@@ -23,7 +24,10 @@ from bilateral.errors import MalformedMessageError
 from bilateral.protocols.messages import Message
 
 _MAGIC: Final = b"BLT1"
-_MAX_HEADER: Final = 1 << 24
+_MAX_HEADER: Final = 1 << 20
+"""Names and sizes take some 60 bytes a client in the largest messages (rosters, shares): room for 15,000 clients."""
+_MAX_ITEMS: Final = 1 << 16
+_MAX_VALUES: Final = 1 << 36
 _MAX_DIMENSIONS: Final = 8
 _DTYPES: Final = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64)}
 _M = TypeVar("_M", bound=Message)
@@ -31,10 +35,16 @@ _M = TypeVar("_M", bound=Message)
 
 def encode(message: Message) -> bytes:
     """The message as one string of bytes."""
-    payload: list[bytes] = []
-    described = {item.name: _describe(getattr(message, item.name), payload) for item in fields(message)}
-    header = json.dumps({"type": type(message).__name__, "fields": described}, separators=(",", ":")).encode()
-    return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *payload])
+    return b"".join(_parts(message))
+
+
+def digest(*messages: Message) -> bytes:
+    """SHA-256 over the messages as bytes. Each says how long it is, so different messages have different digests."""
+    found = hashlib.sha256()
+    for message in messages:
+        for part in _parts(message):
+            found.update(part)
+    return found.digest()
 
 
 def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
@@ -43,7 +53,7 @@ def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
     known = {t.__name__: t for t in types}
     name = header.get("type")
     if not isinstance(name, str) or name not in known:
-        raise _refusal(sender, f"expected one of {', '.join(sorted(known))}, got type {name!r}")
+        raise _refusal(sender, f"expected one of {', '.join(sorted(known))}, got type {_short(name)}")
     described = header.get("fields")
     hints = get_type_hints(known[name])
     expected = {item.name: hints[item.name] for item in fields(known[name])}
@@ -53,6 +63,18 @@ def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
     values = {field: reader.read(f"{name}.{field}", described[field], expected[field]) for field in expected}
     reader.expect_end()
     return known[name](**values)
+
+
+def _parts(message: Message) -> list[bytes]:
+    payload: list[bytes] = []
+    described = {item.name: _describe(getattr(message, item.name), payload) for item in fields(message)}
+    header = json.dumps({"type": type(message).__name__, "fields": described}, separators=(",", ":")).encode()
+    if len(header) > _MAX_HEADER:
+        raise MalformedMessageError(
+            f"{type(message).__name__} has a header of {len(header)} bytes, at most {_MAX_HEADER} can be sent.",
+            remedy="Use fewer clients, or the sparse graph.",
+        )
+    return [_MAGIC, len(header).to_bytes(4, "little"), header, *payload]
 
 
 def _refusal(sender: str, what: str) -> MalformedMessageError:
@@ -117,6 +139,8 @@ class _Reader:
             return self._tensor(field, described["dtype"], described["shape"])
         inner: tuple[Any, ...] = getattr(expected, "__args__", ())
         if len(inner) == 2 and inner[1] is Ellipsis and isinstance(described, list):
+            if len(described) > _MAX_ITEMS:
+                raise _refusal(self._sender, f"`{field}` has {len(described)} items, at most {_MAX_ITEMS} are read")
             return tuple(self.read(field, part, inner[0]) for part in described)
         raise _refusal(self._sender, f"`{field}` is not what the message should have there")
 
@@ -127,21 +151,29 @@ class _Reader:
     def _take(self, field: str, count: Any) -> memoryview:
         left = len(self._payload) - self._position
         if type(count) is not int or not 0 <= count <= left:
-            raise _refusal(self._sender, f"`{field}` needs {count!r} bytes, {left} are left")
+            raise _refusal(self._sender, f"`{field}` needs {_short(count)} bytes, {left} are left")
         self._position += count
         return self._payload[self._position - count : self._position]
 
     def _tensor(self, field: str, name: Any, shape: Any) -> Tensor:
         if not isinstance(name, str) or name not in _DTYPES:
-            raise _refusal(self._sender, f"`{field}` has the unknown dtype {name!r}")
+            raise _refusal(self._sender, f"`{field}` has the unknown dtype {_short(name)}")
         fits = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
         if not fits or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
             raise _refusal(self._sender, f"`{field}` has no valid shape")
+        if math.prod(max(size, 1) for size in shape) > _MAX_VALUES:  # a zero in the shape hides what does not fit
+            raise _refusal(self._sender, f"`{field}` has a shape that no message has")
         dtype = _DTYPES[name]
         raw = self._take(field, math.prod(shape) * dtype.itemsize)
         if not raw:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+
+
+def _short(value: object) -> str:
+    """What a sender wrote, for an error message: not all of it."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _is_text(value: str) -> bool:

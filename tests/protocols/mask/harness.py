@@ -62,7 +62,8 @@ class Group:
         for ring in self.rings.values():
             ring.accept(roster)
         self.clients = {
-            name: MaskClient(ring, self.settings, SeededRandomness(seed, "mask")) for name, ring in self.rings.items()
+            name: MaskClient(ring, self.settings, SeededRandomness(seed, "mask"), fixed_bounds=fixed_bounds)
+            for name, ring in self.rings.items()
         }
 
     def share(self, opening, names):

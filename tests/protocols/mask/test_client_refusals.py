@@ -200,7 +200,7 @@ def test_a_server_that_shows_different_lists_gets_no_shares():
     signers = tuple(sorted(signatures))[:4]
     request = UnmaskRequest(0, 0, signers, tuple(signatures[name] for name in signers))
     for name in FIVE:
-        with pytest.raises(AuthenticationError, match=f"is not on the list that {name} signed"):
+        with pytest.raises(AuthenticationError, match=f"is not on the opening, model and list that {name} signed"):
             walk.clients[name].reveal(request)
     for name, own in (("anna", FIVE[:2]), ("cleo", FIVE[2:])):
         few = UnmaskRequest(0, 0, own, tuple(signatures[signer] for signer in own))
@@ -264,7 +264,7 @@ def test_signatures_of_another_run_or_round_do_not_count():
     walk = Walk("reveal")
     walk.begin("reveal")
     ring = walk.group.rings["anna"]
-    other_round = ring.sign(ring.statement(*signed_content(list_with(walk, round_index=1))))
+    other_round = ring.sign(ring.statement(*signed_content(walk.occasion, b"", list_with(walk, round_index=1))))
     request = replace(walk.request, signatures=(other_round, *walk.request.signatures[1:]))
     with pytest.raises(AuthenticationError, match="signature of anna"):
         walk.clients["bela"].reveal(request)

@@ -19,8 +19,8 @@ from bilateral.protocols.mask.fixed_point import (
     RowsOutOfRange,
     decode_sum,
     encode_upload,
+    granted_bits,
     next_bound_bits,
-    next_format,
 )
 from bilateral.protocols.messages import Aggregate, Upload
 
@@ -153,16 +153,27 @@ def test_fixed_bounds_give_the_finest_format_that_holds_them():
     assert FixedPointFormat.for_bounds([1.0, 1.5, 0.25, 2.0], 5).bound_bits == (0, 1, -2, 1)
 
 
-@given(st.floats(1e-30, 1e30), st.integers(1, 400))
+@given(st.floats(1e-30, 1e30))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_the_next_bound_is_the_smallest_power_above_256_times_the_largest_sum(largest, num_clients):
+def test_the_next_bound_is_the_smallest_power_above_256_times_the_largest_sum(largest):
     total = Aggregate(0, 1, torch.tensor([[0.0, -largest]]).double(), torch.zeros(2).double())
-    form = FixedPointFormat.for_bound_bits((20, 7), num_clients)
-    bits, zeros = next_format(total, form, num_clients).bound_bits
+    bits, zeros = next_bound_bits(total, (20, 7))
     wanted = 256 * Fraction(float(total.terms[0, 1].abs()))
     slow = next((b for b in range(MIN_BOUND_BITS, MAX_BOUND_BITS + 1) if Fraction(2) ** b >= wanted), MAX_BOUND_BITS)
     assert bits == slow
     assert zeros == 7  # a row of zeros keeps its bound
+
+
+@given(st.lists(st.integers(-64, 60), min_size=1, max_size=6), st.integers(-64, 60), st.integers(-64, 60))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_one_refusal_alone_widens_a_bound_by_24_bits_at_most_and_two_as_far_as_both_ask(demanded, first, initial):
+    granted = granted_bits(demanded, first, initial)
+    asking = {bits: sum(demand >= bits for demand in demanded) for bits in range(-64, 61)}
+    allowed = [
+        bits for bits, count in asking.items() if count >= 2 or (count == 1 and bits <= max(first, initial) + 24)
+    ]
+    alone_beyond = max(first, initial) + 24 if max(demanded) > max(first, initial) + 24 else None
+    assert granted == max([*allowed, *([alone_beyond] if alone_beyond is not None else [])])
 
 
 def test_rows_without_elements_keep_their_bounds():

@@ -37,7 +37,7 @@ TO_CLIENT = {
     messages.SurvivorList: ("sign", "sign"),
     messages.UnmaskRequest: ("reveal", "reveal"),
 }
-ALL = (messages.KeyAnnouncement, messages.Roster, *STEPS, *TO_CLIENT, messages.RangeRefusal)
+ALL = (messages.KeyAnnouncement, messages.Roster, *STEPS, *TO_CLIENT, messages.RangeRefusal, messages.ShareComplaint)
 
 
 @cache
@@ -63,9 +63,11 @@ def situation(kind):
             getattr(copied(walk.clients["anna"]), method)(message)
 
         return honest, give
-    if kind is messages.RangeRefusal:
+    if kind in (messages.RangeRefusal, messages.ShareComplaint):
         walk = Walk("upload")
-        return messages.RangeRefusal(0, 0, (1,), (30,)), lambda m: copied(walk.server).collect_upload("bela", m)
+        refusal, complaint = messages.RangeRefusal(0, 0, (1,), (30,)), messages.ShareComplaint(0, 0, ("cleo",))
+        honest = refusal if kind is messages.RangeRefusal else complaint
+        return honest, lambda m: copied(walk.server).collect_upload("bela", m)
     step = STEPS[kind]
     walk = Walk(step)
     walk.begin(step)

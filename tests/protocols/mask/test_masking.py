@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, kstest
 
-from bilateral.errors import AuthenticationError, NumericalRangeError, ProtocolError
+from bilateral.errors import AuthenticationError, CheckpointError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
-from bilateral.protocols.mask.prg import add_masks
+from bilateral.protocols.mask.prg import add_masks, bound_seed
 from bilateral.protocols.mask.sealing import Occasion, make_escrow, open_escrow, seed_digest, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.unmasking import _reconstructed
@@ -63,7 +65,9 @@ def test_the_self_mask_hides_an_upload_from_a_server_that_knows_all_pair_seeds()
     uploads = {name: Upload(0, 1, torch.zeros(1, LENGTH), torch.zeros(1)) for name in group.names}
     late = masked(group, 0, uploads)["anna"].values.numpy().copy()
     attempt = group.clients["anna"]._attempt
-    pair_masks = [(seed, -1) for seed in attempt.pair_seeds.values()]  # anna's name comes first: all her signs are +
+    pair_masks = [
+        (bound_seed(seed, b""), -1) for seed in attempt.pair_seeds.values()
+    ]  # anna's name comes first: all her signs are +
     add_masks(late, pair_masks, [LENGTH, 2])
     assert kstest(late.view(np.uint64) / 2.0**64, "uniform").pvalue > 1e-4
     add_masks(late, [(attempt.self_seed, -1)], [LENGTH, 2])
@@ -84,7 +88,7 @@ def test_the_sum_is_that_of_the_plain_uploads_and_weights_stay_hidden_inside_it(
 def test_the_escrow_key_of_one_round_opens_no_other_round():
     """One key agreement a run: what is revealed about a client that dropped in round 0 does not help in round 1."""
     group = Group(NAMES[:4], MaskSettings(threshold=0.6))
-    escrows, seeds, keys = [], [], []
+    escrows, seeds, keys, occasions = [], [], [], []
     for round_index in range(2):
         opening = group.server.open_round(round_index, group.names, 3)
         group.share(opening, group.names)
@@ -96,8 +100,8 @@ def test_the_escrow_key_of_one_round_opens_no_other_round():
         seeds.append(dict(group.clients["anna"]._attempt.pair_seeds))
         keys.append(_reconstructed(record)["anna"])
         escrows.append(record.sealed["anna"].escrow)
+        occasions.append(record.occasion)
         group.server.unmask((2, 5), 3)
-    occasions = [Occasion(RUN, round_index, 0) for round_index in range(2)]
     for r in range(2):  # each key opens its own round
         assert open_escrow(occasions[r], "anna", keys[r], escrows[r], group.names[1:]) == seeds[r]
     with pytest.raises(AuthenticationError, match="escrow of anna"):
@@ -105,12 +109,13 @@ def test_the_escrow_key_of_one_round_opens_no_other_round():
     assert not set(seeds[0].values()) & set(seeds[1].values())
 
 
-def test_escrows_and_commitments_are_bound_to_run_round_attempt_and_owner():
+def test_escrows_and_commitments_are_bound_to_run_round_attempt_opening_and_owner():
     """Even under one and the same key."""
-    here = Occasion(RUN, 3, 1)
+    here = Occasion(RUN, 3, 1, b"opening")
     escrow = make_escrow(here, "anna", bytes(32), [b"s" * 32])
     assert open_escrow(here, "anna", bytes(32), escrow, ["bela"]) == {"bela": b"s" * 32}
-    for occasion in (Occasion(b"other", 3, 1), Occasion(RUN, 4, 1), Occasion(RUN, 3, 2)):
+    for change in ({"run_id": b"other"}, {"round_index": 4}, {"attempt": 2}, {"opening_digest": b"another"}):
+        occasion = replace(here, **change)
         with pytest.raises(AuthenticationError, match="escrow of anna"):
             open_escrow(occasion, "anna", bytes(32), escrow, ["bela"])
         assert seed_digest(occasion, "anna", bytes(32)) != seed_digest(here, "anna", bytes(32))
@@ -162,15 +167,31 @@ def test_bounds_follow_the_sums_and_a_resumed_server_has_the_same():
         assert bound / 2 < 256 * float(row.abs().max()) <= bound
 
 
-def test_fixed_bounds_are_never_adapted_and_a_refusal_drops_its_sender():
+@pytest.mark.parametrize("kept", [(), ("latest",), ("bound_bits",)])
+def test_a_state_with_a_part_missing_is_refused_and_changes_nothing(kept):
+    group = Group(NAMES[:3])
+    group.run(0, {name: upload_of(0) for name in group.names})
+    state = group.server.state_tensors()
+    with pytest.raises(CheckpointError, match="bound_bits, latest; got"):
+        group.server.load_state_tensors({name: state[name] for name in kept})
+    with pytest.raises(CheckpointError):
+        group.server.load_state_tensors({**state, "latest": state["latest"][:2]})
+    assert group.server.open_round(1, group.names).attempt == 0
+
+
+def test_fixed_bounds_are_never_adapted_and_nobody_refuses_for_range():
     group = Group(NAMES[:4], MaskSettings(threshold=0.6), fixed_bounds=[2.0, 2.0, 4.0])
     uploads = {name: upload_of(0, number, size=0.01) for number, name in enumerate(group.names)}
     uploads["bela"] = upload_of(0, 1, size=100.0)
     opening = group.server.open_round(0, group.names)
     group.share(opening, group.names)
     group.route()
+    with pytest.raises(
+        NumericalRangeError, match=r"^Upload from bela: a value is beyond the fixed bounds of this run\."
+    ):
+        group.clients["bela"].mask(uploads["bela"])
     with pytest.raises(NumericalRangeError, match="from bela: the bounds of this run are fixed"):
-        group.server.collect_upload("bela", group.clients["bela"].mask(uploads["bela"]))
+        group.server.collect_upload("bela", RangeRefusal(0, 0, (0,), (9,)))
     group.upload(uploads, ["anna", "cleo", "dora"])
     group.sign()
     group.reveal()

@@ -58,10 +58,9 @@ def expected_sharers(participants, around, threshold, schedule):
         sharers = kept
 
 
-def expected_survivors(participants, around, threshold, schedule):
-    """Whose sum must come out of one attempt, or None if it must fail."""
+def expected_survivors(participants, around, threshold, enough, schedule):
+    """Whose sum must come out of one attempt, or None if it must fail. `enough`: the fewest that a sum may have."""
     late = {name: schedule.get(name, NEVER) for name in participants}
-    enough = least_above(threshold, len(participants))
     around_and_self = {name: around[name] | {name} for name in participants}
     quorum = {name: least_above(threshold, len(members)) for name, members in around_and_self.items()}
     sharers = expected_sharers(participants, around, threshold, schedule)
@@ -110,6 +109,7 @@ def random_group(number):
         choose.randint(1, len(names)) if kind == "n-out" else None,
         choose.choice([0.51, 0.6, 2 / 3, 0.75, 0.9]),
         initial_bound_bits=choose.choice([4, 20]),
+        min_in_sum=choose.choice([None, None, 2, max(2, len(names) - 1)]),
     )
     return choose, Group(names, settings, seed=number)
 
@@ -132,18 +132,20 @@ def expected_outcome(group, uploads, schedules, round_index):
     participants, threshold = tuple(sorted(group.names)), group.settings.threshold
     bound_bits = group.server.state_tensors()["bound_bits"].tolist() or [group.settings.initial_bound_bits] * 3
     around = neighbour_sets(group, round_index, 0, participants)
+    # The floor is that of the round's first opening, in all its attempts.
+    enough = max(least_above(threshold, len(participants)), group.settings.min_in_sum or 0)
     sharing_only = {n: (BEFORE_SHARES if s == BEFORE_SHARES else NEVER) for n, s in schedules[0].items()}
     sharers = expected_sharers(participants, around, threshold, sharing_only)
-    if len(sharers) < least_above(threshold, len(participants)):
+    if len(sharers) < enough:
         return None
     answering = {name for name in sharers if schedules[0].get(name, NEVER) > BEFORE_UPLOAD}
     if not any(out_of_range(uploads[name], bound_bits) for name in answering):
-        return expected_survivors(participants, around, threshold, schedules[0])
+        return expected_survivors(participants, around, threshold, enough, schedules[0])
     participants = tuple(sorted(answering))
-    if len(participants) < 2:
+    if len(participants) < enough:
         return None
     return expected_survivors(
-        participants, neighbour_sets(group, round_index, 1, participants), threshold, schedules[1]
+        participants, neighbour_sets(group, round_index, 1, participants), threshold, enough, schedules[1]
     )
 
 

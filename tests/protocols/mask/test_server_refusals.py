@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilateral.errors import AuthenticationError, BilateralError, ProtocolError, ThresholdError
+from bilateral.errors import AuthenticationError, BilateralError, LostSumError, ProtocolError, ThresholdError
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.sealing import SharePair, seal, share_digest
@@ -137,8 +137,9 @@ def test_a_swapped_escrow_is_found_and_its_owner_named():
     walk.messages["share", "dora"] = replace(walk.message("share", "dora"), escrow=other)
     for step in Walk.STEPS:
         walk.complete(step)
-    with pytest.raises(AuthenticationError, match="escrow of dora does not open"):
+    with pytest.raises(LostSumError, match="escrow of dora does not open") as caught:
         walk.server.unmask((2, 5), 3)
+    assert caught.value.culprit == "dora"
     aggregate, opening = walk.group.run(1, {name: upload_of(1) for name in FIVE})
     assert aggregate.round_index == opening.round_index == 1
 
@@ -164,8 +165,9 @@ def test_a_dealer_whose_shares_are_of_another_secret_is_named_and_no_wrong_sum_c
     )
     for step in Walk.STEPS:
         walk.complete(step)
-    with pytest.raises(AuthenticationError, match="shares of dora do not combine"):
+    with pytest.raises(LostSumError, match="shares of dora do not combine") as caught:
         walk.server.unmask((2, 5), 3)
+    assert caught.value.culprit == "dora"
 
 
 def test_a_wrong_upload_that_breaks_the_total_weight_is_noticed():
@@ -176,8 +178,11 @@ def test_a_wrong_upload_that_breaks_the_total_weight_is_noticed():
     walk.deliver("upload", "bela", replace(honest, values=changed))
     for step in Walk.STEPS[2:]:
         walk.complete(step)
-    with pytest.raises(ProtocolError, match="total weight of 5 clients is"):
+    with pytest.raises(
+        LostSumError, match=r"total weight of 5 clients is.*one of anna, bela, cleo, dora, emil"
+    ) as caught:
         walk.server.unmask((2, 5), 3)
+    assert caught.value.culprit == ""
 
 
 @pytest.mark.parametrize(

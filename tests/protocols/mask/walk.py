@@ -22,6 +22,7 @@ class Walk:
         self.uploads = {name: upload_of(0, number) for number, name in enumerate(FIVE)}
         self.absent = set(absent)  # these share and never upload
         self.opening = self.server.open_round(0, FIVE, 3)
+        self.occasion = self.server._record.occasion
         self.done = {}
         self.messages = {}
         for step in self.STEPS[: self.STEPS.index(until)]:

@@ -20,27 +20,32 @@ from bilateral.protocols.mask.messages import (
     Roster,
     RoutedShares,
     SealedShares,
+    ShareComplaint,
     SurvivorList,
     SurvivorSignature,
     UnmaskRequest,
 )
 from bilateral.protocols.mask.sealing import DIGEST_BYTES, SEALED_BYTES, SEED_BYTES, TAG_BYTES, Occasion, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
-from bilateral.protocols.mask.survivors import check_sum, signed_content
+from bilateral.protocols.mask.survivors import check_names, check_sum, signed_content
 
 Stage = Literal["shares", "uploads", "signatures", "reveals", "closed"]
-Collected = SealedShares | MaskedUpload | RangeRefusal | SurvivorSignature | RevealedShares
+Answer = MaskedUpload | RangeRefusal | ShareComplaint
+Collected = SealedShares | Answer | SurvivorSignature | RevealedShares
 
 
 class AttemptRecord:
-    """One attempt at one round, from `MaskOpening` to the last `RevealedShares`."""
+    """One attempt at one round, from `MaskOpening` to the last `RevealedShares`. `floor`: the fewest that a sum has."""
 
-    def __init__(self, opening: MaskOpening, roster: Roster, settings: MaskSettings, num_values: int | None) -> None:
+    def __init__(
+        self, opening: MaskOpening, roster: Roster, settings: MaskSettings, floor: int, num_values: int | None
+    ) -> None:
         digest = roster_digest(roster)
         seed = graph_seed(digest, opening.round_index, opening.attempt, opening.participants)
         self.opening = opening
         self.settings = settings
-        self.occasion = Occasion(roster.run_id, opening.round_index, opening.attempt)
+        self.floor = floor
+        self.occasion = Occasion.of(roster.run_id, opening)
         self.form = FixedPointFormat(opening.fraction_bits, len(opening.participants))
         self.graph = PairGraph.of(opening.participants, settings, seed)
         self.stage: Stage = "shares"
@@ -48,6 +53,8 @@ class AttemptRecord:
         self.sharers: tuple[str, ...] = ()
         self.uploads: dict[str, MaskedUpload] = {}
         self.refusals: dict[str, RangeRefusal] = {}
+        self.complaints: dict[str, ShareComplaint] = {}
+        self.context = b""
         self.listed: SurvivorList | None = None
         self.signatures: dict[str, bytes] = {}
         self.signers: tuple[str, ...] = ()
@@ -80,10 +87,9 @@ class AttemptRecord:
         sharers = set(self.sealed)
         while alone := {name for name in sharers if not self._is_held(name, sharers)}:
             sharers -= alone
-        expected = self.settings.threshold_of(len(self.opening.participants))
-        if len(sharers) < expected:
+        if len(sharers) < self.floor:
             raise ThresholdError(
-                f"Expected shares of at least {expected} of {len(self.opening.participants)} participants, "
+                f"Expected shares of at least {self.floor} of {len(self.opening.participants)} participants, "
                 f"got {len(self.sealed)}, of which {len(sharers)} can be used.",
                 remedy="Open another round with the clients that are there.",
             )
@@ -91,9 +97,13 @@ class AttemptRecord:
         self.stage = "uploads"
         return {name: self._routed(name) for name in self.sharers}
 
-    def collect_upload(self, sender: str, message: MaskedUpload | RangeRefusal) -> None:
-        """Step 3."""
-        self._admit(sender, message, "uploads", self.sharers, {**self.uploads, **self.refusals})
+    def collect_upload(self, sender: str, message: Answer) -> None:
+        """Step 3. Who complains or refuses has no upload in this attempt."""
+        self._admit(sender, message, "uploads", self.sharers, {**self.uploads, **self.refusals, **self.complaints})
+        if isinstance(message, ShareComplaint):
+            self._check_complaint(sender, message)
+            self.complaints[sender] = message
+            return
         if isinstance(message, RangeRefusal):
             self._check_refusal(sender, message)
             self.refusals[sender] = message
@@ -107,12 +117,12 @@ class AttemptRecord:
             message.expect_shape(sender, "values", (self._num_values,))
         self.uploads[sender] = message
 
-    def close_uploads(self) -> SurvivorList:
+    def close_uploads(self, context: bytes = b"") -> SurvivorList:
         """Step 4. Where the length was not known, an upload unlike most others is dropped by an error that names it."""
         self._expect_stage("uploads")
         self._drop_odd_length()
         survivors = tuple(sorted(self.uploads))
-        check_sum(self.graph, self.settings, survivors)
+        check_sum(self.graph, self.floor, survivors, self._complained())
         for owner in self.sharers:
             held, expected = len(set(survivors) & set(self.graph.neighbourhood(owner))), self.threshold_around(owner)
             if held < expected:
@@ -120,6 +130,7 @@ class AttemptRecord:
                     f"Expected at least {expected} survivors that hold shares of {owner}, got {held}.",
                     remedy="Open another round with the clients that are there.",
                 )
+        self.context = context
         self.listed = SurvivorList(self.occasion.round_index, self.occasion.attempt, self.sharers, survivors)
         self.stage = "signatures"
         return self.listed
@@ -129,18 +140,19 @@ class AttemptRecord:
         survivors = self.listed.survivors if self.listed else ()
         self._admit(sender, message, "signatures", survivors, self.signatures)
         assert self.listed is not None
-        content = statement_content(self._roster_digest, *signed_content(self.listed))
+        content = statement_content(self._roster_digest, *signed_content(self.occasion, self.context, self.listed))
         if not is_signed(self._identity_keys[sender], message.signature, content):
-            raise AuthenticationError(f"SurvivorSignature from {sender} is not its signature on the list of survivors.")
+            raise AuthenticationError(
+                f"SurvivorSignature from {sender} is not its signature on this opening, model and list of survivors."
+            )
         self.signatures[sender] = message.signature
 
     def request_shares(self) -> UnmaskRequest:
         """Step 5."""
         self._expect_stage("signatures")
-        expected = self.settings.threshold_of(len(self.opening.participants))
-        if len(self.signatures) < expected:
+        if len(self.signatures) < self.floor:
             raise ThresholdError(
-                f"Expected at least {expected} signatures on the list of survivors, got {len(self.signatures)}.",
+                f"Expected at least {self.floor} signatures on the list of survivors, got {len(self.signatures)}.",
                 remedy="Open another round with the clients that are there.",
             )
         self.signers = tuple(sorted(self.signatures))
@@ -181,6 +193,16 @@ class AttemptRecord:
             self_digests=tuple(message.self_digests[place] for message, place in zip(sent, places, strict=True)),
             escrow_digests=tuple(message.escrow_digests[place] for message, place in zip(sent, places, strict=True)),
         )
+
+    def _check_complaint(self, sender: str, message: ShareComplaint) -> None:
+        routed = [name for name in self.graph.neighbours(sender) if name in self.sharers]
+        check_names(message.dealers, routed, f"ShareComplaint from {sender}")
+        if not message.dealers:
+            raise ProtocolError(f"ShareComplaint from {sender}: it accuses nobody.")
+
+    def _complained(self) -> str:
+        pairs = [(sender, ", ".join(message.dealers)) for sender, message in sorted(self.complaints.items())]
+        return "".join(f" {sender} could not open the shares of {dealers}." for sender, dealers in pairs)
 
     def _check_refusal(self, sender: str, message: RangeRefusal) -> None:
         rows, bounds = message.rows, self.form.bound_bits

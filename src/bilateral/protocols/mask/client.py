@@ -7,14 +7,22 @@
 5. `reveal`: given enough signatures on that very list, one share of each neighbour, then forget the round
 
 Guarantee: the server and fewer than a threshold of a client's neighbourhood learn nothing about its upload beyond the
-sum over the signed survivors. Whatever is refused changes nothing.
+sum over the signed survivors, which all were shown the same opening and trained on the same model. A sum has at least
+`MaskSettings.floor_of` the participants of the round's first opening. Whatever is refused changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
+from bilateral.errors import (
+    AuthenticationError,
+    NumericalRangeError,
+    ProtocolError,
+    SealedShareError,
+    ThresholdError,
+)
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, RowsOutOfRange, encode_upload
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
@@ -30,7 +38,8 @@ from bilateral.protocols.mask.messages import (
     SurvivorSignature,
     UnmaskRequest,
 )
-from bilateral.protocols.mask.prg import add_masks
+from bilateral.protocols.mask.openings import OpeningHistory
+from bilateral.protocols.mask.prg import add_masks, bound_seed
 from bilateral.protocols.mask.sealing import (
     SEED_BYTES,
     Occasion,
@@ -55,53 +64,63 @@ class _Attempt:
     form: FixedPointFormat
     graph: PairGraph
     threshold: int
+    floor: int
     self_seed: bytes
     pair_seeds: dict[str, bytes]
     shares: dict[str, SharePair] = field(default_factory=dict)
     active: tuple[str, ...] | None = None
     has_answered: bool = False
     has_uploaded: bool = False
+    context: bytes = b""
     listed: SurvivorList | None = None
 
 
 class MaskClient:
-    """Masks the uploads of one client. One object a run: it remembers which rounds it must not repeat."""
+    """Masks the uploads of one client. One object a run: it remembers which rounds it must not repeat.
 
-    def __init__(self, key_ring: KeyRing, settings: MaskSettings, randomness: Randomness | None = None) -> None:
+    `fixed_bounds`: bounds on |weight * value| a row that the plan fixes. Such a client takes part in no other format,
+    and says nothing about sizes: a value beyond its bound is an error here, not a message.
+    """
+
+    def __init__(
+        self,
+        key_ring: KeyRing,
+        settings: MaskSettings,
+        randomness: Randomness | None = None,
+        *,
+        fixed_bounds: Sequence[float] | None = None,
+    ) -> None:
         key_ring.claim("mask")
         self.name = key_ring.name
         self._ring = key_ring
         self._settings = settings
         self._randomness = (randomness or SecureRandomness()).child("mask client", self.name)
-        self._latest = (-1, -1)
-        self._signed_round = -1
+        self._openings = OpeningHistory(self.name, settings, fixed_bounds)
         self._attempt: _Attempt | None = None
-        self._upload: Upload | None = None
+        self._upload: tuple[Upload, bytes] | None = None
 
     def open(self, message: MaskOpening) -> SealedShares:
         """Step 1. A neighbourhood is never smaller than the client's own settings say: it computes the graph itself."""
-        form = self._check_opening(message)
-        occasion = Occasion(self._ring.run_id, message.round_index, message.attempt)
+        form = self._openings.check(message, self._ring.clients)
+        occasion = Occasion.of(self._ring.run_id, message)
         seed = graph_seed(self._ring.roster_digest, message.round_index, message.attempt, message.participants)
         graph = PairGraph.of(message.participants, self._settings, seed)
         threshold = self._settings.threshold_of(len(graph.neighbourhood(self.name)))
         randomness = self._randomness.child("round", message.round_index, "attempt", message.attempt)
         self_seed, escrow_key = randomness.random_bytes(SEED_BYTES), randomness.random_bytes(SEED_BYTES)
         neighbours = graph.neighbours(self.name)
-        pair_seeds = {
-            other: self._ring.round_secret(other, "mask", message.round_index, message.attempt) for other in neighbours
-        }
+        pair_seeds = {other: occasion.pair_secret(self._ring, other, "mask") for other in neighbours}
         held = _split_both(self_seed, escrow_key, graph, self.name, threshold, randomness)
-        if message.round_index != self._latest[0]:
+        if message.round_index != self._openings.latest[0]:
             self._upload = None
-        self._latest = (message.round_index, message.attempt)
+        floor = self._openings.take(message)
         self._attempt = _Attempt(
-            occasion, form, graph, threshold, self_seed, pair_seeds, shares={self.name: held[self.name]}
+            occasion, form, graph, threshold, floor, self_seed, pair_seeds, shares={self.name: held[self.name]}
         )
         return self._sealed(self._attempt, held, escrow_key)
 
     def receive_shares(self, message: RoutedShares) -> None:
-        """Step 2. Its active neighbours are those whose shares it holds."""
+        """Step 2. Its active neighbours are those whose shares it holds. `SealedShareError` names who dealt wrongly."""
         attempt = self._current(message)
         if attempt.active is not None:
             raise ProtocolError(f"{self.name}: the server routed shares twice in one attempt.")
@@ -123,12 +142,17 @@ class MaskClient:
                 share_digest(attempt.occasion, "escrow", sender, self.name, shares.of_escrow_key),
             ]
             if digests != expected:
-                raise AuthenticationError(f"{self.name}: the shares of {sender} are not those it committed to.")
+                raise SealedShareError(
+                    f"{self.name}: the shares of {sender} are not those it committed to.", dealer=sender
+                )
         attempt.shares.update(opened)
         attempt.active = message.senders
 
-    def mask(self, upload: Upload) -> MaskedUpload | RangeRefusal:
-        """Step 3. Once an attempt: two uploads under one mask would show their difference."""
+    def mask(self, upload: Upload, context: bytes = b"") -> MaskedUpload | RangeRefusal:
+        """Step 3. Once an attempt: two uploads under one mask would show their difference.
+
+        `context`: a digest of what this client was sent to train on. The masks depend on it, the signature covers it.
+        """
         attempt = self._attempt
         if attempt is None or attempt.active is None or attempt.has_answered:
             raise ProtocolError(
@@ -141,12 +165,20 @@ class MaskClient:
                 f"{occasion.round_index}."
             )
         encoded = encode_upload(upload, attempt.form, self.name)
+        if isinstance(encoded, RowsOutOfRange) and self._openings.has_fixed_bounds:
+            raise NumericalRangeError(
+                f"Upload from {self.name}: a value is beyond the fixed bounds of this run.",
+                remedy="Clip before masking; nothing was sent.",
+            )
         attempt.has_answered = True
-        self._upload = upload
+        attempt.context = context
+        self._upload = (upload, context)
         if isinstance(encoded, RowsOutOfRange):
             return RangeRefusal(occasion.round_index, occasion.attempt, encoded.rows, encoded.bound_bits)
         seeds = [(attempt.self_seed, 1)]
-        seeds += [(attempt.pair_seeds[other], mask_sign(self.name, other)) for other in attempt.active]
+        seeds += [
+            (bound_seed(attempt.pair_seeds[other], context), mask_sign(self.name, other)) for other in attempt.active
+        ]
         lengths = [upload.terms.shape[1]] * len(upload.terms) + [len(upload.statistics) + 1]
         add_masks(encoded.numpy(), seeds, lengths)
         attempt.has_uploaded = True
@@ -156,7 +188,7 @@ class MaskClient:
         """Step 3 of a further attempt: the upload of this round again, under fresh masks."""
         if self._upload is None:
             raise ProtocolError(f"{self.name}: there is no upload of this round to mask again.")
-        return self.mask(self._upload)
+        return self.mask(*self._upload)
 
     def sign(self, message: SurvivorList) -> SurvivorSignature:
         """Step 4. One list a round, in whatever attempt; the same list again gets the same signature."""
@@ -167,8 +199,8 @@ class MaskClient:
             )
         self._check_list(message, attempt)
         attempt.listed = message
-        self._signed_round = message.round_index
-        signature = self._ring.sign(self._ring.statement(*signed_content(message)))
+        self._openings.signed_round = message.round_index
+        signature = self._ring.sign(self._statement(attempt, message))
         return SurvivorSignature(message.round_index, message.attempt, signature)
 
     def reveal(self, message: UnmaskRequest) -> RevealedShares:
@@ -205,27 +237,6 @@ class MaskClient:
             escrow=make_escrow(occasion, self.name, escrow_key, list(attempt.pair_seeds.values())),
         )
 
-    def _check_opening(self, message: MaskOpening) -> FixedPointFormat:
-        what = f"{self.name}: MaskOpening from the server"
-        latest_round, latest_attempt = self._latest
-        is_newer = message.round_index > latest_round or (
-            message.round_index == latest_round and message.attempt > latest_attempt
-        )
-        if message.round_index < 0 or message.attempt < 0 or not is_newer:
-            raise ProtocolError(
-                f"{what}: round {message.round_index} attempt {message.attempt} is not newer than "
-                f"round {latest_round} attempt {latest_attempt}."
-            )
-        if message.round_index == self._signed_round:  # two sums of one round would show their difference
-            raise ProtocolError(f"{what}: a list of survivors was already signed in round {message.round_index}.")
-        check_names(message.participants, self._ring.clients, what)
-        if self.name not in message.participants or len(message.participants) < 2:
-            raise ProtocolError(f"{what}: expected {self.name} and at least one other among the participants.")
-        try:
-            return FixedPointFormat(message.fraction_bits, len(message.participants))
-        except ProtocolError as error:
-            raise ProtocolError(f"{what}: {error}") from error
-
     def _check_list(self, message: SurvivorList, attempt: _Attempt) -> None:
         what = f"{self.name}: SurvivorList from the server"
         check_names(message.sharers, attempt.graph.participants, what)
@@ -234,7 +245,7 @@ class MaskClient:
             raise ProtocolError(f"{what}: {self.name} is asked to sign a list without its upload in it.")
         if set(attempt.graph.neighbours(self.name)).intersection(message.sharers) != set(attempt.active or ()):
             raise AuthenticationError(f"{what}: the sharers are not those whose shares were routed to {self.name}.")
-        check_sum(attempt.graph, self._settings, message.survivors)
+        check_sum(attempt.graph, attempt.floor, message.survivors)
 
     def _check_signatures(self, message: UnmaskRequest, attempt: _Attempt) -> None:
         assert attempt.listed is not None
@@ -242,19 +253,21 @@ class MaskClient:
         check_names(message.signers, attempt.listed.survivors, what)
         if len(message.signers) != len(message.signatures):
             raise ProtocolError(f"{what} has {len(message.signers)} signers and {len(message.signatures)} signatures.")
-        expected = self._settings.threshold_of(len(attempt.graph.participants))
-        if len(message.signers) < expected:
-            raise ThresholdError(f"{what}: expected at least {expected} signatures, got {len(message.signers)}.")
-        statement = self._ring.statement(*signed_content(attempt.listed))
+        if len(message.signers) < attempt.floor:
+            raise ThresholdError(f"{what}: expected at least {attempt.floor} signatures, got {len(message.signers)}.")
+        statement = self._statement(attempt, attempt.listed)
         for signer, signature in zip(message.signers, message.signatures, strict=True):
             if not self._ring.has_signed(signer, signature, statement):
                 raise AuthenticationError(
-                    f"{what}: the signature of {signer} is not on the list that {self.name} signed.",
-                    remedy="The server may have shown different lists to different clients.",
+                    f"{what}: the signature of {signer} is not on the opening, model and list that {self.name} signed.",
+                    remedy="The server may have shown different ones to different clients. Nothing was revealed.",
                 )
 
+    def _statement(self, attempt: _Attempt, listed: SurvivorList) -> bytes:
+        return self._ring.statement(*signed_content(attempt.occasion, attempt.context, listed))
+
     def _current(self, message: RoutedShares | SurvivorList | UnmaskRequest) -> _Attempt:
-        if self._attempt is None or (message.round_index, message.attempt) != self._latest:
+        if self._attempt is None or (message.round_index, message.attempt) != self._openings.latest:
             raise ProtocolError(
                 f"{self.name}: {type(message).__name__} from the server is of round {message.round_index} attempt "
                 f"{message.attempt}, which is not under way.",

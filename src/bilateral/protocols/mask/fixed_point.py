@@ -28,6 +28,7 @@ MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
 MAX_WEIGHT = 1 << 40
 MAX_CLIENTS = 1 << 20
 _CHUNK_VALUES = 1 << 14
+WIDENING_BITS = 24
 HEADROOM_BITS = 8
 """The next round's values may be 2^8 times the largest sum of this round."""
 
@@ -115,22 +116,29 @@ def decode_sum(
     return Aggregate(round_index, int(total[-1]), terms, statistics)
 
 
-def next_bound_bits(total: Aggregate, bound_bits: Sequence[int]) -> tuple[int, ...]:
+def next_bound_bits(total: Aggregate, first_bound_bits: Sequence[int]) -> tuple[int, ...]:
     """Bounds of the next round: the smallest power of two above 2^8 times the largest sum of each row.
 
-    A row of zeros says nothing about the next round and keeps its bound.
+    A row of zeros says nothing about the next round and gets the bound with which this round was first opened: zeros
+    may come of a bound that a refusal made too wide.
     """
     found = []
-    for row, previous in zip([*total.terms, total.statistics], bound_bits, strict=True):
+    for row, previous in zip([*total.terms, total.statistics], first_bound_bits, strict=True):
         largest = _largest(row)
         bits = _ceil_log2(largest) + HEADROOM_BITS if largest > 0 else previous
         found.append(min(max(bits, MIN_BOUND_BITS), MAX_BOUND_BITS))
     return tuple(found)
 
 
-def next_format(total: Aggregate, form: FixedPointFormat, num_clients: int) -> FixedPointFormat:
-    """The format of a round with `num_clients` participants that follows one which gave `total` in `form`."""
-    return FixedPointFormat.for_bound_bits(next_bound_bits(total, form.bound_bits), num_clients)
+def granted_bits(demanded: Sequence[int], first_bits: int, initial_bits: int) -> int:
+    """The bound of a row for which clients demanded these bounds, in a round first opened with `first_bits`.
+
+    One client alone may widen it by 2^24 over that (or over a run's first bound, if that is larger); more is granted
+    only if a second client demands it too. Otherwise one false refusal would round the sums of all others to zero.
+    """
+    largest, *others = sorted(demanded, reverse=True)
+    alone = max(first_bits, initial_bits) + WIDENING_BITS
+    return min(largest, max(alone, *others) if others else alone)
 
 
 def bits_of_bounds(bounds: Sequence[float]) -> tuple[int, ...]:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import math
+
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+from bilateral.protocols.mask.neighbours import (
+    LARGEST_PRIVACY_FAILURE,
+    TOLERATED_COLLUSION,
+    TOLERATED_DROPOUT,
+    default_num_neighbours,
+    failure_probabilities,
+)
 from bilateral.protocols.mask.settings import MaskSettings
 
 
-def guarantee(settings: MaskSettings, num_clients: int) -> Guarantee:
-    """Of a round with `num_clients` participants."""
-    in_sum = settings.threshold_of(num_clients)
-    chosen = settings.num_chosen(num_clients)
-    around = settings.threshold_of(chosen + 1)
-    liars = 2 * in_sum - num_clients
+def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = False) -> Guarantee:
+    """Of a round with `num_clients` participants. `shows_batch`: the server learns batch sizes in another way."""
+    floor, quorum = settings.floor_of(num_clients), settings.threshold_of(num_clients)
+    is_sparse = settings.num_chosen(num_clients) < num_clients - 1
+    hidden = "every upload" if shows_batch else "every upload and weight"
     claims = (
         Claim(
-            f"every upload and weight; it learns sums over at least {in_sum} of the {num_clients} participants",
+            f"{hidden}; it learns one sum a round, over at least {floor} of the {num_clients} participants",
             "server",
-            f"identity keys are pinned, and fewer than {around} in a client's neighbourhood of {chosen + 1} or more "
-            "collude with the server; the server follows the protocol or only splits lists",
+            f"identity keys are pinned, the server follows the protocol, and {_limit(settings, num_clients, floor)}",
         ),
         Claim(
-            "a second sum of the same round, by showing clients different lists of survivors",
+            "two sums of one attempt that have a client in common, by showing clients different openings, models or "
+            "lists of survivors",
             "server",
-            f"fewer than {liars} participants collude with it: lists carry more than half of all signatures",
+            f"identity keys are pinned, and fewer than {2 * quorum - num_clients} of the {num_clients} participants "
+            f"collude with it: {quorum} or more must have signed the same"
+            + ("; it does not choose by the graph who colludes or is said to have dropped out" if is_sparse else ""),
         ),
         Claim(
-            "other clients' uploads, weights and the sum",
+            "other clients' single uploads and weights",
             "clients",
-            "the server does not collude with them",
+            "the server does not collude with them. Where the model is sent as it is, successive models tell clients "
+            f"the sums; then at most {max(0, floor - 2)} of them may pool what they know",
         ),
     )
     leaks = (
@@ -37,6 +48,30 @@ def guarantee(settings: MaskSettings, num_clients: int) -> Guarantee:
         ),
     )
     return Guarantee("masking", claims, leaks)
+
+
+def _limit(settings: MaskSettings, num_clients: int, floor: int) -> str:
+    """How many may tell the server what they know."""
+    chosen = settings.num_chosen(num_clients)
+    # Of a sum over `floor`, two honest uploads must remain; and colluders alone must not reconstruct a secret.
+    most = min(floor - 2, settings.threshold_of(num_clients) - 1)
+    if chosen >= num_clients - 1:
+        return (
+            f"at most {max(0, most)} participants collude with it (with {floor - 1} a sum can hold one honest upload)"
+        )
+    colluders = min(math.floor(TOLERATED_COLLUSION * num_clients), most)
+    dropouts = math.floor(TOLERATED_DROPOUT * num_clients)
+    failure = failure_probabilities(
+        num_clients, chosen, settings.threshold, collusion=TOLERATED_COLLUSION, dropout=TOLERATED_DROPOUT
+    ).privacy
+    stated = (
+        f"at most {colluders} participants collude with it and at most {dropouts} drop out, which must not depend on "
+        f"the round's graph; even so it fails with probability up to {failure:.1g} a round"
+    )
+    needed = default_num_neighbours(num_clients, settings.threshold)
+    if failure > LARGEST_PRIVACY_FAILURE:
+        stated += f" (num_neighbours = {chosen} is too few: {needed} would make that {LARGEST_PRIVACY_FAILURE:.1g})"
+    return stated
 
 
 def float_mask_guarantee(scale: float) -> Guarantee:

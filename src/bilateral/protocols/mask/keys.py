@@ -86,11 +86,19 @@ def check_announcement(sender: str, announcement: KeyAnnouncement, run_id: bytes
 
 
 class KeyDirectory:
-    """Server: collects the announcements of a run."""
+    """Server: collects the announcements of a run.
 
-    def __init__(self, run_id: bytes, names: Sequence[str]) -> None:
+    `pinned`: the identity keys that clients have pinned for each other. Clients refuse a roster with another one, so a
+    server that does not know them lets one client spoil the roster for all. `min_clients`: a smaller roster is no use.
+    """
+
+    def __init__(
+        self, run_id: bytes, names: Sequence[str], pinned: Mapping[str, bytes] | None = None, min_clients: int = 2
+    ) -> None:
         self.run_id = run_id
         self._names = frozenset(names)
+        self._pinned = pinned
+        self._min_clients = min_clients
         self._announced: dict[str, KeyAnnouncement] = {}
         self._roster: Roster | None = None
 
@@ -103,13 +111,18 @@ class KeyDirectory:
         if sender in self._announced:
             raise ProtocolError(f"{sender} announced a key twice.", remedy="One key a client and run is taken.")
         check_announcement(sender, announcement, self.run_id)
+        if self._pinned is not None and announcement.identity_key != self._pinned.get(sender):
+            raise AuthenticationError(f"The identity key that {sender} announced is not the pinned one.")
         self._announced[sender] = announcement
 
     def roster(self) -> Roster:
         """Step b. Closes the registration: clients accept one roster a run."""
         if self._roster is None:
-            if len(self._announced) < 2:
-                raise ThresholdError(f"Expected two or more announced keys, got {len(self._announced)}.")
+            if len(self._announced) < self._min_clients:
+                raise ThresholdError(
+                    f"Expected announced keys of {self._min_clients} or more clients, got {len(self._announced)}.",
+                    remedy="Ask the others again; the roster is still open.",
+                )
             clients = tuple(sorted(self._announced))
             found = [self._announced[name] for name in clients]
             self._roster = Roster(
@@ -188,9 +201,11 @@ class KeyRing:
             self._pair_secrets[other] = self._agree(other)
         return self._pair_secrets[other]
 
-    def round_secret(self, other: str, purpose: str, round_index: int, attempt: int) -> bytes:
-        """32 bytes for one purpose in one attempt at one round; says nothing about any other."""
-        info = _round_label(self.run_id, purpose, round_index, attempt)
+    def round_secret(
+        self, other: str, purpose: str, round_index: int, attempt: int, opening_digest: bytes = b""
+    ) -> bytes:
+        """32 bytes for one purpose in one attempt at one round, as it was opened; says nothing about any other."""
+        info = _round_label(self.run_id, purpose, round_index, attempt, opening_digest)
         return HKDFExpand(SHA256(), KEY_BYTES, info).derive(self.pair_secret(other))
 
     def statement(self, *content: Part) -> bytes:
@@ -247,8 +262,8 @@ def statement_content(digest: bytes, *content: Part) -> bytes:
 
 
 @lru_cache(maxsize=1024)  # public; the same for all partners
-def _round_label(run_id: bytes, purpose: str, round_index: int, attempt: int) -> bytes:
-    return injective("bilateral round secret v1", run_id, purpose, round_index, attempt)
+def _round_label(run_id: bytes, purpose: str, round_index: int, attempt: int, opening_digest: bytes) -> bytes:
+    return injective("bilateral round secret v1", run_id, purpose, round_index, attempt, opening_digest)
 
 
 def _announcement_content(run_id: bytes, name: str, agreement_key: bytes, identity_key: bytes) -> bytes:

@@ -8,7 +8,8 @@ Every round, and every attempt at it:
 1. `MaskOpening`        server -> participants
    `SealedShares`       participant -> server   its secrets, shared among its neighbours
 2. `RoutedShares`       server -> sharer        the shares that its neighbours sealed for it
-3. `MaskedUpload`       sharer -> server        or `RangeRefusal`, which asks for another attempt
+3. `MaskedUpload`       sharer -> server        or `RangeRefusal`, which asks for another attempt, or
+                                                `ShareComplaint`: what a neighbour dealt does not open
 4. `SurvivorList`       server -> survivor
    `SurvivorSignature`  survivor -> server
 5. `UnmaskRequest`      server -> signer
@@ -108,6 +109,15 @@ class RangeRefusal(Message):
 
 
 @dataclass(frozen=True)
+class ShareComplaint(Message):
+    """3. Instead of an upload: the shares of `dealers` do not open here. The sender is out of the attempt."""
+
+    round_index: int
+    attempt: int
+    dealers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SurvivorList(Message):
     """4. Who shared its secrets, and whose upload arrived: the sum will be over `survivors`."""
 
@@ -119,7 +129,7 @@ class SurvivorList(Message):
 
 @dataclass(frozen=True)
 class SurvivorSignature(Message):
-    """4. A survivor's signature on the list it was shown."""
+    """4. A survivor's signature on the opening, the model and the list that it was shown."""
 
     round_index: int
     attempt: int
@@ -128,7 +138,7 @@ class SurvivorSignature(Message):
 
 @dataclass(frozen=True)
 class UnmaskRequest(Message):
-    """5. All signatures: proof that a majority was shown the same list."""
+    """5. All signatures: proof that a majority was shown the same opening, model and list."""
 
     round_index: int
     attempt: int

@@ -21,7 +21,6 @@ from bilateral.protocols.mask.injective import injective
 
 CHUNK_VALUES = 1 << 14
 """128 KiB of sums and as much of the stream: both fit into a second-level cache."""
-SEED_BYTES = 32
 _WORD_BYTES = 8
 _BLOCK_BYTES = 16
 _ZEROS = memoryview(bytes(CHUNK_VALUES * _WORD_BYTES))
@@ -44,6 +43,20 @@ def add_masks(
         streams = [(row_stream(seed, row), sign) for seed, sign in seeds_with_sign] if length else []
         _add_streams(words[start : start + length], streams)
         start += length
+
+
+def bound_seed(pair_seed: bytes, context: bytes) -> bytes:
+    """The seed of a pair's masks, given what both trained on.
+
+    Two clients that were sent different models get masks that do not cancel, so a server that does this gets noise
+    instead of a sum (Pasquini, Francati and Ateniese 2022).
+    """
+    return HKDFExpand(SHA256(), 32, _context_label(context)).derive(pair_seed)
+
+
+@lru_cache(maxsize=8)
+def _context_label(context: bytes) -> bytes:
+    return injective("bilateral mask context v1", context)
 
 
 def row_stream(seed: bytes, row: int) -> CipherContext:

@@ -14,9 +14,10 @@ from functools import cached_property
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from bilateral.errors import AuthenticationError
+from bilateral.errors import AuthenticationError, SealedShareError
 from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.messages import MaskOpening
 from bilateral.protocols.mask.shamir import SHARE_BYTES
 
 TAG_BYTES = 16
@@ -28,11 +29,21 @@ _NONCE = bytes(12)
 
 @dataclass(frozen=True)
 class Occasion:
-    """One attempt at one round of one run: what everything here is bound to."""
+    """One attempt at one round of one run, as it was opened: what everything here is bound to.
+
+    Clients that were shown different openings are on different occasions: nothing of one opens on the other.
+    """
 
     run_id: bytes
     round_index: int
     attempt: int
+    opening_digest: bytes = b""
+
+    @classmethod
+    def of(cls, run_id: bytes, opening: MaskOpening) -> Occasion:
+        content = (opening.round_index, opening.attempt, opening.participants, opening.fraction_bits)
+        digest = hashlib.sha256(injective("bilateral opening v1", *content)).digest()
+        return cls(run_id, opening.round_index, opening.attempt, digest)
 
     def bind(self, label: str, *names: str) -> bytes:
         """Bytes for this label and these names on this occasion, and for nothing else."""
@@ -40,7 +51,11 @@ class Occasion:
 
     @cached_property
     def _prefix(self) -> bytes:
-        return injective(self.run_id, self.round_index, self.attempt)
+        return injective(self.run_id, self.round_index, self.attempt, self.opening_digest)
+
+    def pair_secret(self, ring: KeyRing, other: str, purpose: str) -> bytes:
+        """32 bytes that `other` has too, if it is on the same occasion."""
+        return ring.round_secret(other, purpose, self.round_index, self.attempt, self.opening_digest)
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +89,10 @@ def unseal(ring: KeyRing, occasion: Occasion, sender: str, sealed: bytes) -> Sha
     associated = occasion.bind("bilateral sealed shares v1", sender, ring.name)
     opened = _decrypt(cipher, sealed, associated)
     if opened is None or len(opened) != 2 * SHARE_BYTES:
-        raise AuthenticationError(
+        raise SealedShareError(
             f"{ring.name}: the sealed shares of {sender} do not open.",
-            remedy="They were changed on their way, or are of another round.",
+            dealer=sender,
+            remedy="They were changed on their way, are of another round, or the two were shown different openings.",
         )
     return SharePair(opened[:SHARE_BYTES], opened[SHARE_BYTES:])
 
@@ -100,7 +116,7 @@ def open_escrow(
 
 
 def _share_key(ring: KeyRing, occasion: Occasion, other: str, sender: str) -> bytes:
-    return ring.round_secret(other, f"shares from {sender}", occasion.round_index, occasion.attempt)
+    return occasion.pair_secret(ring, other, f"shares from {sender}")
 
 
 def _decrypt(cipher: AESGCM, sealed: bytes, associated: bytes) -> bytes | None:

@@ -3,35 +3,44 @@
 a, b. `register`, `roster`: the keys of the run
 1. `open_round`, `collect_shares`
 2. `route`
-3. `collect_upload`; if `refused`, `retry` makes another attempt at the round with wider bounds
+3. `collect_upload`; if `refused`, `retry` makes another attempt at the round with wider bounds, at most two
 4. `close_uploads`, `collect_signature`
 5. `request_shares`, `collect_reveal`
 6. `unmask`: the weighted sum, and nothing else
 
 A refused message changes nothing: the round goes on without its sender. A `ThresholdError` ends the round, and the next
-one can be opened.
+one can be opened; if it is a `LostSumError`, it says whose fault it was where that can be known.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from bilateral.errors import BilateralError, NumericalRangeError, PlanError, ProtocolError, ThresholdError
-from bilateral.protocols.mask.attempt_record import AttemptRecord
+from bilateral.errors import (
+    BilateralError,
+    CheckpointError,
+    LostSumError,
+    NumericalRangeError,
+    PlanError,
+    ProtocolError,
+    ThresholdError,
+)
+from bilateral.protocols.mask.attempt_record import Answer, AttemptRecord
 from bilateral.protocols.mask.fixed_point import (
     MAX_WEIGHT,
     FixedPointFormat,
     bits_of_bounds,
     decode_sum,
+    granted_bits,
     next_bound_bits,
 )
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
     KeyAnnouncement,
-    MaskedUpload,
     MaskOpening,
     RangeRefusal,
     RevealedShares,
@@ -42,14 +51,17 @@ from bilateral.protocols.mask.messages import (
     SurvivorSignature,
     UnmaskRequest,
 )
-from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
 from bilateral.protocols.mask.survivors import check_names
 from bilateral.protocols.mask.unmasking import unmasked_sum
 from bilateral.protocols.messages import Aggregate
 
 
 class MaskServer:
-    """Adds up what it cannot read. `fixed_bounds`: bounds on |weight * value| a row that are never adapted."""
+    """Adds up what it cannot read.
+
+    `fixed_bounds`: bounds on |weight * value| a row that are never adapted. `pinned`: see `KeyDirectory`.
+    """
 
     def __init__(
         self,
@@ -57,8 +69,10 @@ class MaskServer:
         names: Sequence[str],
         settings: MaskSettings,
         fixed_bounds: Sequence[float] | None = None,
+        *,
+        pinned: Mapping[str, bytes] | None = None,
     ) -> None:
-        self._directory = KeyDirectory(run_id, names)
+        self._directory = KeyDirectory(run_id, names, pinned, min_clients=settings.min_in_sum or 2)
         self._settings = settings
         self._has_fixed_bounds = fixed_bounds is not None
         self._bound_bits = bits_of_bounds(fixed_bounds) if fixed_bounds is not None else ()
@@ -66,6 +80,7 @@ class MaskServer:
         self._finished_round = -1
         self._num_values: int | None = None
         self._record: AttemptRecord | None = None
+        self._first: MaskOpening | None = None
 
     def register(self, sender: str, message: KeyAnnouncement) -> None:
         """Step a."""
@@ -82,7 +97,7 @@ class MaskServer:
         num_rows: int | None = None,
         num_values: int | None = None,
     ) -> MaskOpening:
-        """Step 1. Opening the same round again is another attempt at it.
+        """Step 1. Opening the same round again is another attempt at it, among those of the first or some of them.
 
         `num_rows`: number of terms, and one more for the statistics; the last round's by default. `num_values`: length
         of an upload (all terms, statistics, weight); where given, an upload of another length is refused when it comes.
@@ -92,36 +107,49 @@ class MaskServer:
             raise ProtocolError(f"Round {round_index} cannot be opened after round {latest_round}.")
         ordered = tuple(sorted(participants))
         check_names(ordered, self.roster().clients, f"Participants of round {round_index}")
-        if len(ordered) < 2:
-            raise ThresholdError(f"Expected two or more participants in round {round_index}, got {len(ordered)}.")
+        fewest = max(2, self._settings.min_in_sum or 0)
+        if len(ordered) < fewest:
+            raise ThresholdError(
+                f"Expected {fewest} or more participants in round {round_index}, got {len(ordered)}.",
+                remedy="Wait until more clients are there.",
+            )
         bounds = self._bounds_for(num_rows)
         self._num_values = num_values
         return self._open(round_index, latest_attempt + 1 if round_index == latest_round else 0, ordered, bounds)
 
     @property
     def refused(self) -> bool:
-        """Whether a client of this attempt refused for range."""
-        return self._record is not None and bool(self._record.refusals)
+        """Whether a client of this attempt refused for range and another attempt can help; if not, it is left out."""
+        record = self._record
+        if record is None or not record.refusals or record.occasion.attempt + 1 >= MAX_ATTEMPTS:
+            return False
+        return self._granted(record) != record.form.bound_bits
 
-    def retry(self, refusals: Mapping[str, RangeRefusal] | None = None) -> MaskOpening:
-        """Step 3b. Another attempt with bounds that hold what was refused, among those that answered this one.
+    @property
+    def refusers(self) -> tuple[str, ...]:
+        """Who refused for range in this attempt."""
+        return tuple(self._record.refusals) if self._record is not None else ()
 
-        `refusals`: those that count; by default all that were collected.
-        """
+    @property
+    def complaints(self) -> dict[str, tuple[str, ...]]:
+        """Of this attempt: who could not open the shares of whom."""
+        found = self._record.complaints if self._record is not None else {}
+        return {sender: message.dealers for sender, message in found.items()}
+
+    def retry(self) -> MaskOpening:
+        """Step 3b. Another attempt with bounds that hold what was refused, among those that answered this one."""
         record = self._current()
-        counted = record.refusals if refusals is None else refusals
-        if record.stage != "uploads" or not counted:
+        if record.stage != "uploads" or not self.refused:
             raise ProtocolError(
-                "Another attempt is made only after a refusal for range, and before the list is closed."
+                "Another attempt is made only after a refusal for range that can be granted, before the list is closed."
             )
-        bounds = list(record.form.bound_bits)
-        for refusal in counted.values():
-            for row, bits in zip(refusal.rows, refusal.bound_bits, strict=True):
-                bounds[row] = max(bounds[row], bits)
         answered = tuple(sorted({*record.uploads, *record.refusals}))
-        if len(answered) < 2:
-            raise ThresholdError(f"Expected two or more clients for another attempt, got {len(answered)}.")
-        return self._open(record.occasion.round_index, record.occasion.attempt + 1, answered, tuple(bounds))
+        if len(answered) < record.floor:
+            raise ThresholdError(
+                f"Expected {record.floor} or more clients for another attempt, got {len(answered)}.",
+                remedy="Open another round with the clients that are there.",
+            )
+        return self._open(record.occasion.round_index, record.occasion.attempt + 1, answered, self._granted(record))
 
     def collect_shares(self, sender: str, message: SealedShares) -> None:
         """Step 1."""
@@ -131,7 +159,7 @@ class MaskServer:
         """Step 2: to each sharer, what its neighbours sealed for it."""
         return self._current().route()
 
-    def collect_upload(self, sender: str, message: MaskedUpload | RangeRefusal) -> None:
+    def collect_upload(self, sender: str, message: Answer) -> None:
         """Step 3."""
         if isinstance(message, RangeRefusal) and self._has_fixed_bounds:
             raise NumericalRangeError(
@@ -140,9 +168,9 @@ class MaskServer:
             )
         self._current().collect_upload(sender, message)
 
-    def close_uploads(self) -> SurvivorList:
-        """Step 4."""
-        return self._current().close_uploads()
+    def close_uploads(self, context: bytes = b"") -> SurvivorList:
+        """Step 4. `context`: a digest of what the clients were sent to train on, as in `MaskClient.mask`."""
+        return self._current().close_uploads(context)
 
     def collect_signature(self, sender: str, message: SurvivorSignature) -> None:
         """Step 4."""
@@ -165,14 +193,14 @@ class MaskServer:
         try:
             total = unmasked_sum(record, [num_parameters] * num_terms + [num_statistics + 1])
             decoded = decode_sum(total, record.form, record.occasion.round_index, terms_shape, num_statistics)
-            _check_weight(decoded, len(record.uploads))
+            _check_weight(decoded, sorted(record.uploads))
         except BilateralError:
             record.stage = "closed"
             raise
         record.stage = "closed"
         self._finished_round = record.occasion.round_index
         if not self._has_fixed_bounds:
-            self._bound_bits = next_bound_bits(decoded, record.form.bound_bits)
+            self._bound_bits = next_bound_bits(decoded, self._first_bound_bits())
         survivors = tuple(sorted(record.uploads))
         return Aggregate(
             decoded.round_index, decoded.total_weight, decoded.terms, decoded.statistics, contributors=survivors
@@ -186,11 +214,20 @@ class MaskServer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            round_index, attempt, finished = tensors["latest"].tolist()
-            self._latest, self._finished_round = (round_index, attempt), finished
-            self._bound_bits = tuple(tensors["bound_bits"].tolist())
-            self._record = None
+        """The inverse, for a run whose clients start anew as well: living ones refuse rounds that they have seen."""
+        if (
+            set(tensors) != {"bound_bits", "latest"}
+            or tensors["latest"].shape != (3,)
+            or tensors["bound_bits"].dim() != 1
+        ):
+            raise CheckpointError(
+                f"Expected the state of masked sums: bound_bits, latest; got {', '.join(sorted(tensors)) or 'none'}.",
+                remedy="The checkpoint is of another plan or another version; start the run anew.",
+            )
+        round_index, attempt, finished = tensors["latest"].tolist()
+        self._latest, self._finished_round = (round_index, attempt), finished
+        self._bound_bits = tuple(tensors["bound_bits"].tolist())
+        self._record = self._first = None
 
     def _bounds_for(self, num_rows: int | None) -> tuple[int, ...]:
         known = self._bound_bits
@@ -207,9 +244,34 @@ class MaskServer:
     ) -> MaskOpening:
         form = FixedPointFormat.for_bound_bits(bounds, len(participants))
         opening = MaskOpening(round_index, attempt, participants, form.fraction_bits)
-        self._record = AttemptRecord(opening, self.roster(), self._settings, self._num_values)
-        self._latest = (round_index, attempt)
+        first = self._first if self._first is not None and attempt else opening
+        floor = self._settings.floor_of(len(first.participants))
+        if attempt >= MAX_ATTEMPTS or len(participants) < floor:
+            raise ThresholdError(
+                f"Round {round_index} cannot be opened for attempt {attempt} with {len(participants)} participants: "
+                f"there are {MAX_ATTEMPTS} attempts, with {floor} or more of the first one's participants.",
+                remedy="Open the next round.",
+            )
+        check_names(participants, first.participants, f"Participants of round {round_index} attempt {attempt}")
+        self._record = AttemptRecord(opening, self.roster(), self._settings, floor, self._num_values)
+        self._latest, self._first = (round_index, attempt), first
         return opening
+
+    def _first_bound_bits(self) -> tuple[int, ...]:
+        assert self._first is not None
+        return FixedPointFormat(self._first.fraction_bits, len(self._first.participants)).bound_bits
+
+    def _granted(self, record: AttemptRecord) -> tuple[int, ...]:
+        """Bounds that hold what was refused, as far as that is granted."""
+        bounds, demanded = list(record.form.bound_bits), defaultdict[int, list[int]](list)
+        for refusal in record.refusals.values():
+            for row, bits in zip(refusal.rows, refusal.bound_bits, strict=True):
+                demanded[row].append(bits)
+        for row, first in enumerate(self._first_bound_bits()):
+            if row in demanded:
+                granted = granted_bits(demanded[row], first, self._settings.initial_bound_bits)
+                bounds[row] = max(bounds[row], granted)
+        return tuple(bounds)
 
     def _current(self) -> AttemptRecord:
         if self._record is None:
@@ -217,10 +279,11 @@ class MaskServer:
         return self._record
 
 
-def _check_weight(total: Aggregate, num_survivors: int) -> None:
+def _check_weight(total: Aggregate, survivors: Sequence[str]) -> None:
     """The weight is in the sum as it is; a total that no weights have means that some masks did not cancel."""
-    if not num_survivors <= total.total_weight <= num_survivors * MAX_WEIGHT:
-        raise ProtocolError(
-            f"The unmasked total weight of {num_survivors} clients is {total.total_weight}, which no weights give.",
-            remedy="A client did not mask as agreed; the sum of this round is lost.",
+    if not len(survivors) <= total.total_weight <= len(survivors) * MAX_WEIGHT:
+        raise LostSumError(
+            f"The unmasked total weight of {len(survivors)} clients is {total.total_weight}, which no weights give; "
+            f"one of {', '.join(survivors)} did not mask as agreed.",
+            remedy="The sum of this round is lost; go on with the next round.",
         )

@@ -10,6 +10,8 @@ from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MIN_BOUND_BITS
 from bilateral.protocols.mask.neighbours import default_num_neighbours, threshold_of
 
 GraphKind = Literal["auto", "complete", "n-out"]
+MAX_ATTEMPTS = 3
+"""Attempts at one round. Clients count too: a server cannot go on until it likes the graph."""
 LARGEST_COMPLETE_GRAPH = 32
 """`auto` gives every pair a mask up to this number of participants."""
 
@@ -25,12 +27,14 @@ class MaskSettings:
     `threshold`           a sum is unmasked only if more than this fraction of the participants is in it, and a secret
                           is reconstructed only by more than this fraction of its owner's neighbourhood
     `initial_bound_bits`  first round: values times weights are expected below 2 to this power
+    `min_in_sum`          a sum is unmasked only if at least so many uploads are in it, however few take part
     """
 
     graph: GraphKind = "auto"
     num_neighbours: int | None = None
     threshold: float = 2 / 3
     initial_bound_bits: int = 20
+    min_in_sum: int | None = None
 
     def __post_init__(self) -> None:
         if self.graph not in ("auto", "complete", "n-out"):
@@ -52,10 +56,19 @@ class MaskSettings:
                 f"Expected initial_bound_bits between {MIN_BOUND_BITS} and {MAX_BOUND_BITS}, "
                 f"got {self.initial_bound_bits}."
             )
+        if self.min_in_sum is not None and self.min_in_sum < 2:
+            raise PlanError(
+                f"Expected min_in_sum of 2 or more, got {self.min_in_sum}.",
+                remedy="A sum over one client hides nothing.",
+            )
 
     def threshold_of(self, size: int) -> int:
         """How many of `size` parties must be there: more than the fraction `threshold`, so more than half."""
         return threshold_of(self.threshold, size)
+
+    def floor_of(self, num_participants: int) -> int:
+        """How many uploads a sum must have in a round that was first opened for `num_participants`."""
+        return max(self.threshold_of(num_participants), self.min_in_sum or 0)
 
     def num_chosen(self, num_participants: int) -> int:
         """Partners that each participant chooses; all others in the complete graph."""

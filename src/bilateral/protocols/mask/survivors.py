@@ -8,24 +8,32 @@ from bilateral.errors import ProtocolError, ThresholdError
 from bilateral.protocols.mask.graph import PairGraph
 from bilateral.protocols.mask.injective import Part
 from bilateral.protocols.mask.messages import SurvivorList
-from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.mask.sealing import Occasion
 
 
-def signed_content(listed: SurvivorList) -> tuple[Part, ...]:
-    """What a survivor signs (`KeyRing.statement` adds the run's roster)."""
-    return ("survivors", listed.round_index, listed.attempt, listed.sharers, listed.survivors)
+def signed_content(occasion: Occasion, context: bytes, listed: SurvivorList) -> tuple[Part, ...]:
+    """What a survivor signs (`KeyRing.statement` adds the run's roster): the opening, the model and the list."""
+    return (
+        "survivors",
+        listed.round_index,
+        listed.attempt,
+        occasion.opening_digest,
+        context,
+        listed.sharers,
+        listed.survivors,
+    )
 
 
-def check_sum(graph: PairGraph, settings: MaskSettings, survivors: Collection[str]) -> None:
-    """Refuse a sum over too few, or over parts of the graph that no mask connects.
+def check_sum(graph: PairGraph, floor: int, survivors: Collection[str], note: str = "") -> None:
+    """Refuse a sum over too few, or over parts of the graph that no mask connects. `note` is added to the error.
 
-    Guarantee for a client that checks: the sum is over more than `threshold` of the participants, and no sum over a
-    part of the survivors can be separated from it.
+    Guarantee for a client that checks: the sum is over `floor` or more (`MaskSettings.floor_of` of the round's first
+    opening), and no sum over a part of the survivors can be separated from it.
     """
-    expected = settings.threshold_of(len(graph.participants))
-    if len(survivors) < expected:
+    if len(survivors) < floor:
         raise ThresholdError(
-            f"Expected uploads of at least {expected} of {len(graph.participants)} participants, got {len(survivors)}.",
+            f"Expected uploads of at least {floor} of {len(graph.participants)} participants, "
+            f"got {len(survivors)}.{note}",
             remedy="Repeat with the clients that are there, or lower the threshold.",
         )
     if not graph.is_connected(survivors):

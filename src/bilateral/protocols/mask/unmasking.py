@@ -1,20 +1,22 @@
 """Step 6: from the revealed shares to the sum. Pure: it reads a record and changes nothing.
 
 1. Combine the shares: self seeds of survivors, escrow keys of dropped sharers.
-2. Open the escrows of the dropped; check every self seed against its owner's commitment.
+2. Open the escrows of the dropped; check every self seed against its owner's commitment. Who dealt wrongly is named.
 3. Add up the survivors' uploads, subtract their self masks, and subtract what their masks with the dropped leave over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
+from bilateral.errors import AuthenticationError, LostSumError, ProtocolError, ThresholdError
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.attempt_record import AttemptRecord
-from bilateral.protocols.mask.prg import add_masks
+from bilateral.protocols.mask.prg import add_masks, bound_seed
 from bilateral.protocols.mask.sealing import open_escrow, seed_digest
 from bilateral.protocols.mask.survivors import mask_sign
 
@@ -28,10 +30,9 @@ def unmasked_sum(record: AttemptRecord, row_lengths: list[int]) -> Tensor:
     secrets = _reconstructed(record)
     seeds = [(secrets[name], -1) for name in survivors]
     for dropped in sorted(set(record.sharers).difference(survivors)):
-        escrow = record.sealed[dropped].escrow
-        neighbours = record.graph.neighbours(dropped)
-        pair_seeds = open_escrow(record.occasion, dropped, secrets[dropped], escrow, neighbours)
-        seeds += [(pair_seeds[name], -mask_sign(name, dropped)) for name in neighbours if name in survivors]
+        for name, pair_seed in _opened_escrow(record, dropped, secrets[dropped]).items():
+            if name in survivors:
+                seeds.append((bound_seed(pair_seed, record.context), -mask_sign(name, dropped)))
     total = np.zeros(sum(row_lengths), dtype=np.int64)
     for sender in survivors:
         words = total.view(np.uint64)
@@ -57,8 +58,9 @@ def _reconstructed(record: AttemptRecord) -> dict[str, bytes]:
     secrets = {owner: _combined(record, owner, held) for owner, held in shares.items()}
     for owner in record.listed.survivors:
         if seed_digest(record.occasion, owner, secrets[owner]) != record.sealed[owner].seed_digest:
-            raise AuthenticationError(
+            raise LostSumError(
                 f"The shares of {owner} do not combine to the self seed that it committed to.",
+                culprit=owner,
                 remedy="That client does not follow the protocol; leave it out of the next round.",
             )
     return secrets
@@ -68,4 +70,13 @@ def _combined(record: AttemptRecord, owner: str, held: dict[int, bytes]) -> byte
     try:
         return shamir.combine(held, record.threshold_around(owner))
     except ProtocolError as error:
-        raise AuthenticationError(f"The shares that {owner} dealt are not of one secret.") from error
+        raise LostSumError(f"The shares that {owner} dealt are not of one secret.", culprit=owner) from error
+
+
+def _opened_escrow(record: AttemptRecord, dropped: str, key: bytes) -> Mapping[str, bytes]:
+    try:
+        return open_escrow(
+            record.occasion, dropped, key, record.sealed[dropped].escrow, record.graph.neighbours(dropped)
+        )
+    except AuthenticationError as error:
+        raise LostSumError(str(error), culprit=dropped) from error
