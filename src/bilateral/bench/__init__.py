@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bilateral.bench.accuracy_over_epsilon import measure_accuracy_over_epsilon
 from bilateral.bench.aggregation import measure_aggregation
 from bilateral.bench.client_step import measure_client_step
 from bilateral.bench.recovery import measure_recovery
@@ -20,4 +21,5 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "server-step": measure_server_step,
     "scaling": measure_scaling,
     "aggregation": measure_aggregation,
+    "accuracy-over-epsilon": measure_accuracy_over_epsilon,
 }
