@@ -8,68 +8,34 @@
 
 The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`;
 `Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings`; and the accountants `spent` and `noise_for`.
-
-Names are loaded when they are first used, so that the command can prepare the process before torch starts.
 """
 
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from bilateral.data import Dataset, Split, load_dataset
-    from bilateral.engine.compare import compare
-    from bilateral.engine.export import export_run, load_exported
-    from bilateral.engine.in_process import RunResult, run
-    from bilateral.engine.plan import RunPlan, load_plan
-    from bilateral.engine.privacy import privacy_of
-    from bilateral.errors import BilateralError
-    from bilateral.models.coverage import inspect
-    from bilateral.models.scale_graph import ScaleGraph
-    from bilateral.models.zoo import build_model
-    from bilateral.protocols.mask.client import MaskClient
-    from bilateral.protocols.mask.keys import Identity, KeyRing
-    from bilateral.protocols.mask.server import MaskServer
-    from bilateral.protocols.mask.settings import MaskSettings
-    from bilateral.protocols.messages import aggregate
-    from bilateral.protocols.noise.accounting import noise_for, spent
-    from bilateral.protocols.perturb.client import PerturbClient
-    from bilateral.protocols.perturb.server import PerturbServer
-    from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.data import Dataset, Split, load_dataset
+from bilateral.engine.compare import compare
+from bilateral.engine.export import export_run, load_exported
+from bilateral.engine.in_process import RunResult, run
+from bilateral.engine.plan import RunPlan, load_plan
+from bilateral.engine.privacy import privacy_of
+from bilateral.errors import BilateralError
+from bilateral.models.coverage import inspect
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.zoo import build_model
+from bilateral.protocols.mask.client import MaskClient
+from bilateral.protocols.mask.keys import Identity, KeyRing
+from bilateral.protocols.mask.server import MaskServer
+from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.messages import aggregate
+from bilateral.protocols.noise.accounting import noise_for, spent
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.server import PerturbServer
+from bilateral.protocols.perturb.settings import PerturbationSettings
 
 try:
     __version__ = version("bilateral")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0.0.0"
-
-_HOME = {
-    "BilateralError": "errors",
-    "Dataset": "data",
-    "Identity": "protocols.mask.keys",
-    "KeyRing": "protocols.mask.keys",
-    "MaskClient": "protocols.mask.client",
-    "MaskServer": "protocols.mask.server",
-    "MaskSettings": "protocols.mask.settings",
-    "PerturbClient": "protocols.perturb.client",
-    "PerturbServer": "protocols.perturb.server",
-    "PerturbationSettings": "protocols.perturb.settings",
-    "RunPlan": "engine.plan",
-    "RunResult": "engine.in_process",
-    "ScaleGraph": "models.scale_graph",
-    "Split": "data",
-    "aggregate": "protocols.messages",
-    "build_model": "models.zoo",
-    "compare": "engine.compare",
-    "export_run": "engine.export",
-    "inspect": "models.coverage",
-    "load_dataset": "data",
-    "load_exported": "engine.export",
-    "load_plan": "engine.plan",
-    "noise_for": "protocols.noise.accounting",
-    "privacy_of": "engine.privacy",
-    "run": "engine.in_process",
-    "spent": "protocols.noise.accounting",
-}
 
 __all__ = [
     "BilateralError",
@@ -99,13 +65,3 @@ __all__ = [
     "run",
     "spent",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'bilateral' has no attribute {name!r}")
-    return getattr(import_module(f"bilateral.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
