@@ -35,6 +35,8 @@ CLIENTS = (5, 20, 100)
 NEIGHBOURS = {5: 2, 20: 5, 100: 10}
 """Partners that each client chooses in the n-out graph."""
 RUN_ID = b"bench aggregation"
+WARMUP_ROUNDS = 2
+"""The first rounds also fetch the memory that later ones use again."""
 
 
 def measure_aggregation(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
@@ -46,7 +48,7 @@ def measure_aggregation(quick: bool, progress: Callable[[int, int, str], None]) 
     rows = []
     for number, (num_clients, graph, num_dropped) in enumerate(cases):
         progress(number, len(cases), f"{num_clients} clients, {graph}, {num_dropped} dropped")
-        rows.append(_measure(num_clients, graph, num_dropped, repeats=1 if quick else 3))
+        rows.append(_measure(num_clients, graph, num_dropped, repeats=3 if quick or num_clients >= 100 else 9))
     progress(len(cases), len(cases), "done")
     return rows
 
@@ -73,13 +75,13 @@ def _measure(num_clients: int, graph: GraphKind, num_dropped: int, repeats: int)
     uploads = _uploads(sorted(clients))
     expected = aggregate({name: uploads[name] for name in sorted(uploads)[num_dropped:]}, 0)
     clocks, up = [], 0
-    for round_index in range(repeats + 1):
+    for round_index in range(WARMUP_ROUNDS + repeats):
         clock = _Clock()
         total, up = _round(round_index, server, clients, uploads, num_dropped, clock)
         clocks.append(clock)
     names = sorted(clients)[num_dropped:]
-    client_seconds = statistics.median(s for clock in clocks[1:] for s in clock.of_clients(names))
-    server_seconds = statistics.median(clock.seconds["server"] for clock in clocks[1:])
+    client_seconds = statistics.median(s for clock in clocks[WARMUP_ROUNDS:] for s in clock.of_clients(names))
+    server_seconds = statistics.median(clock.seconds["server"] for clock in clocks[WARMUP_ROUNDS:])
     num_streams = 1 + (num_clients - 1 if graph == "complete" else min(2 * NEIGHBOURS[num_clients], num_clients - 1))
     return {
         "clients": num_clients,

@@ -54,7 +54,8 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         table.add_column(column.replace("_", "\n"), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*[_cell(row.get(column)) for column in varying])
-    out.print(table)
+    needed = out.measure(table).maximum
+    out.print(table, width=max(needed, out.width), crop=False)  # a narrow terminal wraps lines; it loses nothing
 
 
 def _cell(value: Any) -> str:

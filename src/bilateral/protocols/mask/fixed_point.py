@@ -27,7 +27,7 @@ SUM_BITS = 62
 MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
 MAX_WEIGHT = 1 << 40
 MAX_CLIENTS = 1 << 20
-_CHUNK_VALUES = 1 << 14
+_CHUNK_VALUES = 1 << 17
 WIDENING_BITS = 24
 HEADROOM_BITS = 8
 """The next round's values may be 2^8 times the largest sum of this round."""
