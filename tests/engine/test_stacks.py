@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.engine.test_in_process import plan
 
+from bilateral.engine.federation import initial_model, load_federation
 from bilateral.engine.in_process import run
 from bilateral.errors import DataError, PlanError, ThresholdError, UnsoundPlanError
 from bilateral.learning.exchange import LocalExchange
@@ -72,6 +73,14 @@ def test_a_round_without_enough_clients_changes_nothing_and_is_reported():
     assert all("expected" in f.reason.lower() for f in result.failed)
     assert result.difference_to_fedavg < 2e-6
     assert result.as_dict()["rounds_failed"][0]["round_index"] == result.failed[0].round_index
+
+
+def test_a_failed_round_leaves_every_weight_as_it_was_bit_for_bit():
+    chosen = plan(federation__dropout=0.97, training__rounds=1)
+    result = run(chosen, save=False, reference=False)
+    assert len(result.failed) == 1
+    before, after = initial_model(chosen, load_federation(chosen)).state_dict(), result.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_ten_failed_rounds_in_a_row_end_the_run_with_a_checkpoint_to_resume_from(tmp_path):
