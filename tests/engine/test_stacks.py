@@ -1,5 +1,7 @@
 """Perturbation, noise and masks as one stack: what is built, what the server sees, what is refused by name."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.engine.test_in_process import plan
@@ -12,6 +14,7 @@ from bilateral.protocols.mask import messages as mask_messages
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.membership import ClipNorm, KeyRequest, RoundMembers
 from bilateral.protocols.messages import Message, Upload
+from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.wire import decode, encode
 
@@ -81,6 +84,26 @@ def test_a_failed_round_leaves_every_weight_as_it_was_bit_for_bit():
     assert len(result.failed) == 1
     before, after = initial_model(chosen, load_federation(chosen)).state_dict(), result.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_malformed_question_is_an_incident_that_outlives_a_restart(tmp_path, monkeypatch):
+    """One client asks nonsense in round 1: the round goes on without it, and a resumed run still tells of it."""
+    right = PerturbClient.train
+
+    def train(self, message, inputs, targets, weight):
+        sent = right(self, message, inputs, targets, weight)
+        if self.name == "client-2" and message.round_index == 1:
+            return replace(sent, blinded_exponentials=sent.blinded_exponentials[:, :1])
+        return sent
+
+    monkeypatch.setattr(PerturbClient, "train", train)
+    chosen, rounds = plan(federation__clients=5), []
+    run(chosen, output=tmp_path / "run", on_round=rounds.append, should_stop=lambda: len(rounds) >= 4)
+    result = run(chosen, output=tmp_path / "run", resume=True)
+    assert [(incident.round_index, incident.client) for incident in result.incidents] == [(1, "client-2")]
+    assert "client-2" in result.incidents[0].reason
+    assert not result.failed
+    assert result.difference_to_fedavg < 2e-6  # FedAvg over the other four in that round
 
 
 def test_ten_failed_rounds_in_a_row_end_the_run_with_a_checkpoint_to_resume_from(tmp_path):

@@ -33,6 +33,7 @@ class Checkpoint:
     rows: Sequence[dict[str, Any]] = field(default_factory=list)
     counters: Mapping[str, float] = field(default_factory=dict)
     failed: Sequence[dict[str, Any]] = field(default_factory=list)
+    incidents: Sequence[dict[str, Any]] = field(default_factory=list)
 
 
 def training_tensors(trainings: Sequence[Training]) -> dict[str, Tensor]:
@@ -80,6 +81,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "rows": list(checkpoint.rows),
         "counters": dict(checkpoint.counters),
         "failed": list(checkpoint.failed),
+        "incidents": list(checkpoint.incidents),
         "content": _digest(tensors),
     }
     partial = path.with_suffix(".partial")
@@ -103,6 +105,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             list(state["rows"]),
             dict(state["counters"]),
             list(state["failed"]),
+            list(state["incidents"]),
         )
         content = state["content"]
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:

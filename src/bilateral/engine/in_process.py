@@ -195,6 +195,7 @@ class _Loop:
         self._seconds_before = checkpoint.counters["seconds"]
         self._largest_difference = checkpoint.counters["largest_difference"]
         self._failed = [FailedRound(**failed) for failed in checkpoint.failed]
+        self._main.aggregation.incidents.extend(Incident(**incident) for incident in checkpoint.incidents)
 
     def run(self, on_round: Callable[[RoundReport], None], should_stop: Callable[[], bool]) -> RunResult:
         training = self._plan.training
@@ -268,7 +269,13 @@ class _Loop:
         tensors = training_tensors(self._trainings)
         save_checkpoint(
             Checkpoint(
-                self._plan.digest(), self._next_round, tensors, self._rows, counters, [asdict(f) for f in self._failed]
+                self._plan.digest(),
+                self._next_round,
+                tensors,
+                self._rows,
+                counters,
+                [asdict(failed) for failed in self._failed],
+                [asdict(incident) for incident in self._main.aggregation.incidents],
             ),
             self._directory.checkpoint,
         )

@@ -41,7 +41,7 @@ class Layer:
     guarantees: list[Guarantee]
     schedules: Sequence[Schedule]
     privatise: Sequence[Privatise] = ()
-    """Per client: noise that stays. Empty for none."""
+    """Per client: noise that stays, added below the masks. Empty for none."""
     fixed_bounds: Sequence[float] | None = None
     closed: list[tuple[int, str]] = field(default_factory=list)
     covers: frozenset[int] = frozenset()

@@ -20,7 +20,7 @@ from bilateral.learning.aggregation import Aggregation, PlainAggregation
 from bilateral.learning.client import PlainUploader, Schedule, Uploader
 from bilateral.learning.halves import ClientHalf, ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
-from bilateral.learning.uploading import AddPairwise, MaskUploader, NoisyUploader, PairwiseUploader
+from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.combination import Combination, combine
 from bilateral.protocols.guarantee import Guarantee
@@ -32,7 +32,7 @@ from bilateral.protocols.mask.keys import Identity, KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 
-CLOSED_BY_RING_MASKS = ((0, "server"), (3, "server"))
+CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
 """Ledger lines about single uploads, which the server no longer sees as they are."""
 
 
@@ -119,8 +119,7 @@ def make_run_id(around: Surroundings) -> bytes:
 
 
 def _in_the_clear(name: str, layer: Layer) -> Stack:
-    uploaders: list[Uploader] = [NoisyUploader(add_noise) for add_noise in layer.privatise]
-    return _stack(name, layer, PlainAggregation(), uploaders or [PlainUploader() for _ in layer.halves])
+    return _stack(name, layer, PlainAggregation(), [PlainUploader() for _ in layer.halves])
 
 
 def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
@@ -141,7 +140,7 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
     masked = mask_guarantee(settings, around.num_participants, shows_batch=asks)
     kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
     layer.guarantees.append(replace(masked, leaks=kept))
-    layer.closed.extend(CLOSED_BY_RING_MASKS)
+    layer.closed.extend(CLOSED_BY_MASKS)
     aggregation: Aggregation = MaskedAggregation(server, run_id, around.names, layer.shape)
     if layer.adaptive is not None:
         aggregation = AdaptiveAggregation(aggregation, layer.adaptive)
@@ -153,7 +152,7 @@ def _with_float_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
     aggregation, keys = around.plan.aggregation, make_key_rings(around)
     masks = [FloatMaskClient(ring, aggregation.float_scale, aggregation.settings()) for ring in keys]
     layer.guarantees.append(float_mask_guarantee(aggregation.float_scale))
-    layer.closed.extend(CLOSED_BY_RING_MASKS)
+    layer.closed.extend(CLOSED_BY_MASKS)
     return _with_pairwise_noise(name, layer, [one.mask for one in masks], around, keys)
 
 

@@ -25,24 +25,6 @@ AddPairwise = Callable[[Upload, int, Sequence[str]], Upload]
 """Adds noise that cancels in the sum over the named clients of a round."""
 
 
-class NoisyUploader:
-    """Uploads go out with noise, and without masks."""
-
-    accepts: tuple[type[Message], ...] = ()
-
-    def __init__(self, privatise: Privatise) -> None:
-        self._privatise = privatise
-
-    def handle(self, message: Message) -> Message | None:
-        raise ProtocolError(f"{type(message).__name__} was not expected: uploads are not masked in this plan.")
-
-    def bind(self, model: RoundModel) -> None:
-        """Noise does not depend on the model."""
-
-    def finish(self, upload: Upload) -> Message:
-        return self._privatise(upload)
-
-
 class MaskUploader:
     """The client's half of ring masks, after noise if there is any.
 

@@ -154,7 +154,7 @@ def bits_of_bounds(bounds: Sequence[float]) -> tuple[int, ...]:
 def _encode_row(row: Tensor, scale: float, target: Tensor) -> float:
     """Write round(row * scale) to `target`; returns the largest absolute value, which says whether that is of use.
 
-    One product: scaling by a power of two is exact, so it rounds as weight * value does. Chunks stay in the cache.
+    One product: scaling by a power of two is exact, so it rounds as weight * value does. Chunks keep the scratch small.
     """
     largest = 0.0
     scratch = torch.empty(min(len(row), _CHUNK_VALUES), dtype=torch.float64)
