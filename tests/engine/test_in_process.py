@@ -159,10 +159,17 @@ def test_a_directory_with_something_in_it_is_never_written_to(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["precious"]
 
 
-def test_the_run_directory_holds_plan_metrics_result_and_checkpoint(tmp_path):
+def test_the_run_directory_holds_plan_metrics_events_privacy_result_and_checkpoint(tmp_path):
     result = run(plan(), output=tmp_path / "run")
-    names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {"plan.toml", "metrics.csv", "result.json", "checkpoint.safetensors"}
+    names = {p.name for p in (tmp_path / "run").iterdir() if not p.name.startswith(".")}
+    assert names == {
+        "plan.toml",
+        "metrics.csv",
+        "events.jsonl",
+        "privacy.json",
+        "result.json",
+        "checkpoint.safetensors",
+    }
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == result.rounds
 
 

@@ -30,7 +30,8 @@ from bilateral.cli.options import (
     build_plan,
     check_writable,
 )
-from bilateral.engine.in_process import RoundReport, RunResult, run
+from bilateral.engine.in_process import run
+from bilateral.engine.loop import RoundReport, RunResult
 from bilateral.engine.plan import dump_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError

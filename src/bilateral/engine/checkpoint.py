@@ -121,6 +121,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
+def matching_checkpoint(plan_digest: str, path: Path) -> Checkpoint:
+    """The checkpoint at `path`, which must be of this plan."""
+    checkpoint = load_checkpoint(path)
+    if checkpoint.plan_digest != plan_digest:
+        raise CheckpointError(f"{path} was made with another plan.", remedy="Resume with the plan of that run.")
+    return checkpoint
+
+
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):

@@ -1,15 +1,22 @@
-"""A run's directory: `plan.toml`, `metrics.csv`, `result.json` and the checkpoint."""
+"""A run's directory: it outlives the processes that write to it.
+
+`plan.toml`, `metrics.csv` (a row an evaluation), `events.jsonl` (what happened, as it happens), `privacy.json` (what is
+guaranteed and spent), `checkpoint.safetensors` and, when a run ends, `result.json`.
+"""
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bilateral.engine.events import Event, write_event
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
 from bilateral.errors import CheckpointError, PlanError
 
@@ -29,6 +36,18 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.csv"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def privacy(self) -> Path:
+        return self.path / "privacy.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
 
     @staticmethod
     def create(path: Path | None, plan: RunPlan) -> RunDirectory:
@@ -51,6 +70,26 @@ class RunDirectory:
             raise CheckpointError(f"{path} is not a run directory (no plan.toml).", remedy="Name a run's --output.")
         return RunDirectory(path), load_plan(path / "plan.toml")
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory: a second process that would write to it is refused. A kill releases it."""
+        with (self.path / ".lock").open("w", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"{self.path} is in use by another process.", remedy="Wait until that run has ended, or stop it."
+                ) from error
+            yield
+
+    def tell(self, event: Event) -> None:
+        """Append to `events.jsonl`."""
+        write_event(self.events, event)
+
+    def write_privacy(self, guarantee: dict[str, Any], privacy: dict[str, Any] | None) -> None:
+        """What the run hides from whom, and what it spends."""
+        _write_json(self.privacy, {"guarantee": guarantee, "privacy": privacy})
+
     def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
         """All rows so far, replacing the file atomically."""
         if not rows:
@@ -64,7 +103,13 @@ class RunDirectory:
         os.replace(partial, self.metrics)  # noqa: PTH105 (the atomic one)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        (self.path / "result.json").write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        _write_json(self.result, result)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)  # noqa: PTH105 (the atomic one)
 
 
 def _dated(plan: RunPlan) -> Path:
