@@ -14,7 +14,9 @@
     |   |   `-- SealedShareError  what one client dealt to another does not open
     |   `-- ThresholdError        too few clients are left to unmask a sum
     |       `-- LostSumError      enough are left, but what they sent does not unmask
-    `-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
+    |-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
+    `-- DeploymentError           kits, processes or the FLARE server of a deployment are not as they should be
+        `-- SitesMissingError     too few sites are there for a round, and waiting did not help
 
 The command line prints the message and exits with code 2; it never shows a traceback for these.
 """
@@ -95,3 +97,11 @@ class LostSumError(ThresholdError):
 
 class CheckpointError(BilateralError):
     """A checkpoint or an exported model is missing, corrupt, or belongs to something else."""
+
+
+class DeploymentError(BilateralError):
+    """Kits, processes or the FLARE server of a deployment are not as they should be."""
+
+
+class SitesMissingError(DeploymentError):
+    """Too few sites are there for a round, and waiting did not help. What was done so far is in the checkpoint."""

@@ -53,4 +53,4 @@ def test_a_directory_is_held_by_one_run_at_a_time(tmp_path):
 def test_privacy_json_says_what_is_guaranteed(tmp_path):
     result = run(plan(), output=tmp_path / "run")
     written = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert written == {"guarantee": result.guarantee.as_dict(), "privacy": None}
+    assert written == {"guarantee": json.loads(json.dumps(result.guarantee.as_dict())), "privacy": None}

@@ -76,3 +76,67 @@ def test_settings_must_be_finite(value):
 def test_five_clients_are_the_default_except_with_sites():
     assert RunPlan().federation.num_clients == 5
     assert RunPlan().with_settings({"federation.partition": "site"}).federation.num_clients is None
+
+
+SITES = {"north": {"path": "n.csv"}, "a site with spaces": {}}
+
+
+def test_sites_survive_toml_in_their_order(tmp_path):
+    plan = RunPlan().with_settings({"data.sites": SITES, "data.server": {"path": "test.csv"}})
+    path = tmp_path / "plan.toml"
+    path.write_text(dump_plan(plan))
+    assert load_plan(path) == plan
+    assert list(load_plan(path).data.sites) == list(SITES)
+    assert load_plan(path).digest() == plan.digest()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"federation.clients": 3}, r"`federation\.clients` is 3, but `data\.sites` names 2 sites"),
+        ({"federation.partition": "dirichlet"}, r"`federation\.partition`.*every site has its own"),
+        ({"federation.proportions": [1.0, 2.0]}, r"`federation\.proportions`.*every site has its own"),
+        ({"federation.min_sites": 3}, r"`federation\.min_sites` is 3, but a round has 2 clients"),
+        ({"data.sites": {}, "data.server": {"path": "x"}}, r"`data\.server` only beside `data\.sites`"),
+    ],
+)
+def test_settings_that_contradict_the_sites_are_refused(settings, problem):
+    with pytest.raises(PlanError, match=problem):
+        RunPlan().with_settings({"data.sites": SITES, **settings})
+
+
+def test_as_many_clients_as_sites_may_be_said():
+    assert RunPlan().with_settings({"data.sites": SITES, "federation.clients": 2}).data.sites == SITES
+
+
+def test_more_sites_than_a_round_has_are_not_waited_for():
+    with pytest.raises(PlanError, match="a round has 3 clients"):
+        RunPlan().with_settings({"federation.participation": 0.5, "federation.min_sites": 4})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"federation.timeout": 5.0}, {"federation.patience": 0.0}, {"federation.min_sites": 3}]
+)
+def test_an_operator_may_change_what_the_server_waits_for_between_terms(settings):
+    assert RunPlan().with_settings(settings).digest() == RunPlan().digest()
+    assert RunPlan().with_settings(settings) != RunPlan()
+
+
+def test_sites_and_their_options_are_part_of_the_digest():
+    plans = [
+        RunPlan(),
+        RunPlan().with_settings({"data.sites": SITES}),
+        RunPlan().with_settings({"data.sites": {**SITES, "north": {"path": "other.csv"}}}),
+        RunPlan().with_settings({"data.sites": SITES, "data.server": {"path": "t"}}),
+    ]
+    assert len({plan.digest() for plan in plans}) == len(plans)
+
+
+def test_a_plan_without_sites_keeps_the_digest_that_its_old_checkpoints_carry():
+    assert RunPlan().digest() == "cdbb1b0712b7924e"
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 0}, {"patience": -1}, {"min_sites": 0}])
+def test_waiting_makes_sense(settings):
+    with pytest.raises(PlanError, match=rf"federation\.{next(iter(settings))}"):
+        parse_plan({"federation": settings}, "x")

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tests.engine.test_in_process import plan
 
-from bilateral.engine.federation import initial_model, load_federation
+from bilateral.engine.federation import load_federation
 from bilateral.engine.in_process import run
+from bilateral.engine.setup import initial_model
 from bilateral.errors import DataError, PlanError, ThresholdError, UnsoundPlanError
 from bilateral.learning.exchange import LocalExchange
 from bilateral.protocols.mask import messages as mask_messages
@@ -82,7 +83,7 @@ def test_a_failed_round_leaves_every_weight_as_it_was_bit_for_bit():
     chosen = plan(federation__dropout=0.97, training__rounds=1)
     result = run(chosen, save=False, reference=False)
     assert len(result.failed) == 1
-    before, after = initial_model(chosen, load_federation(chosen)).state_dict(), result.model.state_dict()
+    before, after = initial_model(chosen, load_federation(chosen).problem).state_dict(), result.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -225,7 +226,7 @@ def test_bad_data_of_a_private_run_are_refused_before_the_first_round(monkeypatc
     import bilateral.engine.in_process as engine
 
     loaded = engine.load_federation(plan(**SOUND))
-    loaded.clients[1].data.inputs[3, 0] = float("nan")
+    loaded.shares["client-2"].inputs[3, 0] = float("nan")
     monkeypatch.setattr(engine, "load_federation", lambda *_: loaded)
     with pytest.raises(DataError, match="client-2: the inputs hold NaN"):
         run(plan(**SOUND), save=False)

@@ -9,9 +9,9 @@ import torch
 
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.data import Split
-from bilateral.engine.federation import analyse, initial_model, load_federation
+from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import build_training
+from bilateral.engine.setup import make_blueprint
 from bilateral.errors import AuthenticationError, LostSumError, ProtocolError, ThresholdError
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Incident, PlainAggregation
@@ -358,10 +358,9 @@ def test_a_question_that_makes_no_sense_costs_its_sender_the_round_and_nobody_el
     }
     plan = RunPlan().with_settings(settings)
     federation = load_federation(plan)
-    training = build_training(plan, federation, initial_model(plan, federation), analyse(plan, federation))
-    names = [client.name for client in federation.clients]
-    exchange = training.local_exchange(lambda *_: None)
-    exchange.clients = {**exchange.clients, names[1]: Mangled(training.clients[1])}
+    blueprint, names = make_blueprint(plan, federation), federation.names
+    training, exchange = blueprint.server(), blueprint.local_exchange(lambda *_: None)
+    exchange.clients = {**exchange.clients, names[1]: Mangled(exchange.clients[names[1]])}
     assert training.advance(0, names, exchange) == (names[0], *names[2:])
     (incident,) = training.aggregation.incidents
     assert (incident.round_index, incident.client) == (0, names[1])

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 out = Console(highlight=False, soft_wrap=True)
@@ -30,6 +31,7 @@ class ProgressBar:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
+        self._last_done = -1
         if not quiet and err.is_terminal:
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"),
@@ -57,6 +59,14 @@ class ProgressBar:
     def update(self, done: int, total: int, note: str = "") -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, note=note)
-        elif not self._quiet and (done == total or time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES):
+            return
+        due = time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES
+        if not self._quiet and done != self._last_done and (done == total or due):
             err.print(f"{self._title}: {done}/{total}  {note}")
             self._last_line = time.monotonic()
+            self._last_done = done
+
+    def note(self, text: str) -> None:
+        """A line beside the progress, for what is worth a line."""
+        if not self._quiet:
+            err.print(escape(text))

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from bilateral import __version__
-from bilateral.cli import bench, compare, export, inspect, privacy, run
+from bilateral.cli import bench, compare, export, inspect, privacy, run, watch
 from bilateral.cli.console import err
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
@@ -23,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command("run")(run.run_command)
+app.command("watch")(watch.watch_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)

@@ -7,13 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol, get_args
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from bilateral.cli.console import ProgressBar, err, out, print_json
+from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import (
     Clients,
     DataDir,
@@ -31,12 +32,15 @@ from bilateral.cli.options import (
     check_writable,
 )
 from bilateral.engine.in_process import run
-from bilateral.engine.loop import RoundReport, RunResult
-from bilateral.engine.plan import dump_plan
+from bilateral.engine.loop import RoundReport
+from bilateral.engine.plan import RunPlan, dump_plan
 from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_status import RunStatus
+from bilateral.engine.run_story import SiteState
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
-from bilateral.protocols.guarantee import Guarantee
+
+IN_PROCESS = "in-process"
 
 
 def run_command(
@@ -60,6 +64,9 @@ def run_command(
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a stopped run.", show_default=False)] = None,
+    engine: Annotated[
+        str, typer.Option(help="in-process, flare-sim or flare-poc: NVIDIA FLARE, a process a site.")
+    ] = IN_PROCESS,
     reference: Annotated[
         bool | None,
         typer.Option(
@@ -92,6 +99,8 @@ def run_command(
       bilateral run --data breast-cancer --model mlp-3 --loss mse --noise offset --epsilon 8 --rounds 30
 
       bilateral run --resume out
+
+      bilateral run --engine flare-poc --clients 3 --rounds 50 --output out     (elsewhere: bilateral watch out)
     """
     named = {
         "data.name": data,
@@ -125,24 +134,72 @@ def run_command(
         return
     title = f"{chosen.data.name} / {chosen.model.name}"
     with ProgressBar(title, quiet=quiet) as bar, _interruptible() as interrupted:
-        result = run(
-            chosen,
+        result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted)
+    if json:
+        print_json(result.as_dict())
+    else:
+        _print_result(result.as_dict())
+    if not result.finished:
+        again = ["bilateral", "run", "--resume", str(result.output)]
+        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
+        again += ["--engine", engine] if engine != IN_PROCESS else []
+        err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
+        raise typer.Exit(130)
+
+
+class _Result(Protocol):
+    """What every engine returns."""
+
+    @property
+    def output(self) -> Path | None: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+def _run(
+    plan: RunPlan,
+    engine: str,
+    output: Path | None,
+    data_dir: Path | None,
+    resume: bool,
+    reference: bool | None,
+    bar: ProgressBar,
+    interrupted: list[int],
+) -> _Result:
+    if engine == IN_PROCESS:
+        return run(
+            plan,
             output=output,
             data_dir=data_dir,
-            resume=resume is not None,
+            resume=resume,
             reference=reference,
             on_round=lambda report: bar.update(report.round_index, report.num_rounds, _note(report)),
             should_stop=lambda: bool(interrupted),
         )
-    if json:
-        print_json(result.as_dict())
-    else:
-        _print_result(result)
-    if not result.finished:
-        again = ["bilateral", "run", "--resume", str(result.output)]
-        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
-        err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
-        raise typer.Exit(130)
+    launch = import_flare("launch")
+    if engine not in get_args(launch.FlareEngine):
+        raise PlanError(
+            f"There is no engine {engine!r}.",
+            remedy=f"Choose {', '.join((IN_PROCESS, *get_args(launch.FlareEngine)))}.",
+        )
+    result: _Result = launch.run_on_flare(
+        plan,
+        engine,
+        output=output,
+        data_dir=data_dir,
+        resume=resume,
+        reference=reference,
+        on_status=lambda status: bar.update(status.round, status.num_rounds, _status_note(status)),
+        on_note=bar.note,
+        should_stop=lambda: bool(interrupted),
+    )
+    return result
 
 
 @contextmanager
@@ -170,53 +227,57 @@ def _note(report: RoundReport) -> str:
     return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedAvg {difference:.1e}") + failed
 
 
-def _print_result(result: RunResult) -> None:
-    metric, value = main_metric(result.metrics)
+def _status_note(status: RunStatus) -> str:
+    if not status.metrics:
+        return "starting"
+    metric, value = main_metric(status.metrics)
+    away = [site.name for site in status.sites if site.state is SiteState.MISSED]
+    return f"{metric} {value:.4f}" + (f"  without {', '.join(away)}" if away else "")
+
+
+def _print_result(values: dict[str, Any]) -> None:
+    metric, metrics = values["metric"], values["metrics"]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row(metric, f"{value:.4f}")
-    for name, other in result.metrics.items():
+    table.add_row(metric, f"{values['metric_value']:.4f}")
+    for name, other in metrics.items():
         if name != metric:
             table.add_row(name, f"{other:.4f}")
-    if result.metrics_of_fedavg is not None:
-        table.add_row(f"{metric} of FedAvg, same seed", f"{main_metric(result.metrics_of_fedavg)[1]:.4f}")
+    if values["metrics_of_fedavg"] is not None:
+        table.add_row(f"{metric} of FedAvg, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}")
         table.add_row(
             "largest difference of weights to FedAvg",
-            f"{result.difference_to_fedavg:.1e} (relative, all rounds)",
+            f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
         )
-    if result.failed:
-        table.add_row("rounds without enough clients", f"{len(result.failed)} (they changed nothing)")
-    if result.incidents:
-        first = result.incidents[0]
-        table.add_row("messages refused", f"{len(result.incidents)}, the first in round {first.round_index}:")
-        table.add_row("", escape(first.reason))
-    transcript = result.transcript
-    table.add_row("sent up / down", f"{transcript.bytes_up / 1e6:.1f} MB / {transcript.bytes_down / 1e6:.1f} MB")
-    table.add_row("rounds, time", f"{result.rounds}, {result.seconds:.1f} s")
-    view = result.view
-    if view is not None:
-        table.add_row("what a client saw", f"weights {100 * view.weights_relative_difference:.0f} % off the true ones")
-        table.add_row("", f"{100 * view.fraction_clear:.2f} % of the parameters in the clear")
-        table.add_row(
-            "",
-            f"{view.metric} {view.metric_as_seen:.4f} if it trusts its outputs (true: {view.metric_of_true_model:.4f})",
-        )
+    if values["rounds_failed"]:
+        table.add_row("rounds without enough clients", f"{len(values['rounds_failed'])} (they changed nothing)")
+    if incidents := values["incidents"]:
+        table.add_row("messages refused", f"{len(incidents)}, the first in round {incidents[0]['round_index']}:")
+        table.add_row("", escape(incidents[0]["reason"]))
+    table.add_row("sent up / down", f"{values['megabytes_up']:.1f} MB / {values['megabytes_down']:.1f} MB")
+    table.add_row("rounds, time", f"{values['rounds']}, {values['seconds']:.1f} s")
+    if (view := values["client_view"]) is not None:
+        off = 100 * view["weights_relative_difference"]
+        table.add_row("what a client saw", f"weights {off:.0f} % off the true ones")
+        table.add_row("", f"{100 * view['fraction_clear']:.2f} % of the parameters in the clear")
+        seen, true = view["metric_as_seen"], view["metric_of_true_model"]
+        table.add_row("", f"{view['metric']} {seen:.4f} if it trusts its outputs (true: {true:.4f})")
     out.print(table)
-    _print_guarantee(result.guarantee)
-    if result.output is not None:
+    _print_guarantee(values["guarantee"])
+    if values["output"] is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
-        out.print(f"Results: {escape(str(result.output))}")
+        out.print(f"Results: {escape(values['output'])}")
 
 
-def _print_guarantee(guarantee: Guarantee) -> None:
-    out.print(f"\n[bold]What {guarantee.protection} hides[/]")
-    for claim in guarantee.claims:
-        out.print(f"  from {claim.whom}: {claim.what}")
-        out.print(f"    [dim]if {claim.assumption}[/]")
-    if not guarantee.claims:
+def _print_guarantee(guarantee: dict[str, Any]) -> None:
+    out.print(f"\n[bold]What {guarantee['protection']} hides[/]")
+    for claim in guarantee["claims"]:
+        out.print(f"  from {claim['whom']}: {claim['what']}")
+        out.print(f"    [dim]if {claim['assumption']}[/]")
+    if not guarantee["claims"]:
         out.print("  nothing")
-    if guarantee.leaks:
+    if guarantee["leaks"]:
         out.print("\n[bold]What it does not hide[/] (docs/leakage-ledger.md)")
-    for leak in guarantee.leaks:
-        out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")
+    for leak in guarantee["leaks"]:
+        out.print(f"  line {leak['ledger_line']}, to {leak['whom']}: {leak['what']}")

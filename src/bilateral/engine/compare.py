@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.federation import Federation, analyse, initial_model, load_federation
+from bilateral.engine.federation import Federation, load_federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import build_training, reference_plan
+from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
-from bilateral.learning.training import Training, relative_difference
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.learning.training import relative_difference
 from bilateral.randomness import SeededRandomness
 
 REORDERED = "fedavg-reordered"
@@ -37,12 +36,14 @@ class _Lane:
     """One training of a comparison, with its clock and its traffic."""
 
     name: str
-    training: Training
+    blueprint: Blueprint
+    reordering: int = 0
     transcript: Transcript = field(default_factory=Transcript)
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.exchange = self.training.local_exchange(self.transcript.record)
+        self.training = self.blueprint.server()
+        self.exchange = self.blueprint.local_exchange(self.transcript.record, reordering=self.reordering)
 
     def advance(self, round_index: int, participants: Sequence[str]) -> None:
         started = time.perf_counter()
@@ -64,12 +65,10 @@ def compare(
     """
     federation = load_federation(plan, data_dir)
     if protections is None:
-        alone = plan.federation.num_participants(len(federation.clients)) < 2
+        alone = plan.federation.num_participants(len(federation.members)) < 2
         protections = [name for name in LANES if not (alone and LANES[name]["aggregation.masks"] != "none")]
-    graph = analyse(plan, federation)
-    controls = [f"{REORDERED}-{number + 1}" for number in range(num_controls)]
-    lanes = [_Lane(name, _training(name, plan, federation, graph)) for name in ("fedavg", *controls, *protections)]
-    names = [client.name for client in federation.clients]
+    lanes = _make_lanes(plan, federation, num_controls, protections)
+    names = federation.names
     randomness = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
         participants = sample_clients(names, plan.federation.participation, round_index, randomness)
@@ -80,16 +79,17 @@ def compare(
     return [_row(plan, federation, lane, lanes[0]) for lane in lanes]
 
 
-def _training(name: str, plan: RunPlan, federation: Federation, graph: ScaleGraph) -> Training:
-    model = initial_model(plan, federation)
-    if name in LANES:
-        return build_training(plan.with_settings(LANES[name]), federation, model, graph)
-    reordering = int(name.removeprefix(f"{REORDERED}-")) if name.startswith(REORDERED) else 0
-    return build_training(reference_plan(plan), federation, model, graph, reordering=reordering)
+def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protections: Sequence[str]) -> list[_Lane]:
+    """FedAvg first, then its reordered controls, then the protections."""
+    plans = [reference_plan(plan), *(plan.with_settings(LANES[name]) for name in protections)]
+    bare, *protected = make_blueprints(plans, federation)
+    controls = [_Lane(f"{REORDERED}-{number}", bare, number) for number in range(1, num_controls + 1)]
+    lanes = [_Lane(name, blueprint) for name, blueprint in zip(protections, protected, strict=True)]
+    return [_Lane("fedavg", bare), *controls, *lanes]
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:
-    metrics = evaluate(lane.training.predict, federation.test, federation.loss)
+    metrics = evaluate(lane.training.predict, federation.test_data, federation.problem.loss)
     metric, value = main_metric(metrics)
     ratios = [mine / plain for mine, plain in zip(lane.seconds, base.seconds, strict=True)]
     traffic = lane.transcript.bytes_up + lane.transcript.bytes_down
@@ -97,8 +97,8 @@ def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dic
         "dataset": plan.data.name,
         "model": plan.model.name,
         "model_options": dict(plan.model.options),
-        "clients": len(federation.clients),
-        "loss": federation.loss,
+        "clients": len(federation.members),
+        "loss": federation.problem.loss,
         "partitions": plan.perturbation.partitions,
         "rounds": plan.training.rounds,
         "protection": lane.name,

@@ -1,8 +1,7 @@
 """What happened in a run, as lines of JSON (`events.jsonl`): for the operator, for `bilateral watch`, and for later.
 
 Every line has a `time` (UTC), an `event` and the fields of its class below. Rounds are counted from 1 here; 0 is the
-time before the first. A line is written with one `write` of a file opened for appending, so that a reader never sees
-half of one that a later line completes; a line cut short by a kill is skipped by `read_events`.
+time before the first. A line that a kill cut short is skipped by readers, and costs no other line.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -118,12 +117,16 @@ class RunEnded(Event):
 
 
 def write_event(path: Path, event: Event) -> None:
-    """Append one line."""
+    """Append one line; after a line that a kill cut short, on a line of its own."""
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event.event, **asdict(event)}
     data = (json.dumps(line, allow_nan=False) + "\n").encode()
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(file, data)
+        end = os.lseek(file, 0, os.SEEK_END)
+        if end and os.pread(file, 1, end - 1) != b"\n":
+            data = b"\n" + data
+        while data:
+            data = data[os.write(file, data) :]
     finally:
         os.close(file)
 
@@ -140,8 +143,3 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(line, dict) and "event" in line and "time" in line:
                 yield line
-
-
-def event_fields(kind: type[Event]) -> tuple[str, ...]:
-    """The names of an event's fields, for readers."""
-    return tuple(field.name for field in fields(kind))

@@ -13,11 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bilateral.engine.checkpoint import load_checkpoint, restore
-from bilateral.engine.federation import analyse, initial_model, load_federation
+from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
+from bilateral.engine.federation import Problem, load_server_view
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import build_training
+from bilateral.engine.setup import analyse, initial_model
+from bilateral.engine.stack import combination_of
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.learning.evaluation import evaluate
 from bilateral.models.zoo import build_model
@@ -71,35 +72,45 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
             f"{directory.path} holds a checkpoint of another plan than its plan.toml.",
             remedy="Put the run's own plan.toml back.",
         )
-    federation = load_federation(plan, None if data_dir is None else Path(data_dir))
-    model, graph = initial_model(plan, federation), analyse(plan, federation)
-    training = build_training(plan, federation, model, graph)
-    restore([training], checkpoint, directory.checkpoint)
+    view = load_server_view(plan, None if data_dir is None else Path(data_dir))
+    model = initial_model(plan, view.problem)
+    graph = analyse(model, view.problem)
+    trained = combination_of(plan, view.problem.loss, len(view.members), graph).name
+    _restore_model(model, checkpoint, f"{trained}/model/", directory.checkpoint)
     state = perturbed_state(
         model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
     )
     model.load_state_dict(state)
     model.eval()
-    card = _card(
-        plan, federation.dataset, federation.loss, evaluate(training.predict, federation.test, federation.loss)
-    )
+    card = _card(plan, view.problem, evaluate(model, view.test_data, view.problem.loss))
     writer(model, card, target)
     return card
 
 
-def _card(plan: RunPlan, dataset: Any, loss: str, metrics: dict[str, float]) -> ExportCard:
+def _restore_model(model: nn.Module, checkpoint: Checkpoint, prefix: str, path: Path) -> None:
+    """The model alone: an export needs neither the run's secrets nor anybody's data but the server's."""
+    tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} holds another model than the plan: {error}.", remedy="Put the run's own plan.toml back."
+        ) from error
+
+
+def _card(plan: RunPlan, problem: Problem, metrics: dict[str, float]) -> ExportCard:
     return ExportCard(
         FORMAT,
         plan.model.name,
         dict(plan.model.options),
-        tuple(dataset.input_shape),
-        dataset.num_outputs,
+        problem.input_shape,
+        problem.num_outputs,
         plan.training.dtype,
         plan.data.name,
-        dict(plan.data.options),
-        dataset.task,
-        loss,
-        tuple(dataset.class_names),
+        {**plan.data.options, **plan.data.server},
+        problem.task,
+        problem.loss,
+        problem.class_names,
         metrics,
     )
 

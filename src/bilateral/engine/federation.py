@@ -1,108 +1,236 @@
-"""A plan's data, dealt out to clients, and its model, checked against them."""
+"""Who takes part in a run, what is learned, and the data that live in this process.
+
+A simulation holds every client's data. On many machines the server holds its own test data alone, a site its own share
+alone, and both build from the same public facts: the `Problem` and the `Member`s.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from bilateral.data import Dataset, Split, load_dataset, partition
+from bilateral.data.dataset import Task
+from bilateral.data.partition import ClientShare
 from bilateral.engine.plan import RunPlan
-from bilateral.errors import DataError, ModelError
+from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
 from bilateral.learning.exchange import SERVER
-from bilateral.models.scale_graph import ScaleGraph
-from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
+NUM_CALIBRATION_SAMPLES = 4
+
 
 @dataclass(frozen=True)
-class ClientData:
-    """A client's name and its share of the training data."""
+class Member:
+    """A client as all others know it. `num_samples` is told only where the accounting needs it; 0 is not told."""
 
     name: str
-    data: Split
+    num_samples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Share(Split):
+    """What one client trains on, ready for the loss, and the kind of problem that its dataset says it is."""
+
+    task: Task = field(kw_only=True)
+    num_outputs: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is learned: public, and the same in every process."""
+
+    dataset: str
+    task: Task
+    input_shape: tuple[int, ...]
+    num_outputs: int
+    loss: Loss
+    examples: Tensor = field(repr=False)
+    """A few inputs that the server shows everyone, from its own test data: for tracing and for sizing noise."""
+    class_names: tuple[str, ...] = ()
+
+    def check_share(self, name: str, share: Share) -> None:
+        """Refuse data of another problem than the server's."""
+        mine = (self.task, self.input_shape, self.num_outputs)
+        theirs = (share.task, tuple(share.inputs.shape[1:]), share.num_outputs)
+        if mine != theirs:
+            raise DataError(
+                f"{name}: expected data for {_described(*mine)}, as the server has, got {_described(*theirs)}.",
+                remedy="Prepare every site's data in the same way.",
+            )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A plan's data, loaded and dealt out."""
+    """A run as one process sees it."""
 
-    dataset: Dataset
-    loss: Loss
-    clients: tuple[ClientData, ...]
-    test: Split
+    problem: Problem
+    members: tuple[Member, ...]
+    shares: Mapping[str, Share] = field(default_factory=dict, repr=False)
+    """Training data that live here: all of a simulation's, one site's, or none at a server."""
+    test: Split | None = field(default=None, repr=False)
+    """The server's."""
+
+    @property
+    def names(self) -> list[str]:
+        return [member.name for member in self.members]
+
+    @property
+    def test_data(self) -> Split:
+        """The test data, where they must be here."""
+        if self.test is None:
+            raise DataError("The test data are at the server.", remedy="Evaluate there.")
+        return self.test
+
+    def with_members(self, counts: Mapping[str, int]) -> Federation:
+        """The same with these members and the numbers of samples that they told (0: not told)."""
+        return replace(self, members=tuple(Member(name, count) for name, count in counts.items()))
+
+
+def needs_sample_counts(plan: RunPlan) -> bool:
+    """Whether every client must tell everyone how many samples it has: the accounting of samples rests on it."""
+    return plan.noise.mechanism != "none" and plan.noise.unit == "sample"
 
 
 def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
-    """Load the plan's data and deal them to the clients."""
-    dataset = load_dataset(plan.data.name, data_dir, **plan.data.options)
-    loss: Loss = "ce" if dataset.task == "classification" else "mse"
+    """A simulation: everyone's data, here."""
+    if plan.data.sites:
+        view = load_server_view(plan, data_dir)
+        shares = {name: load_site_share(plan, name, data_dir) for name in view.names}
+    else:
+        dataset = load_dataset(plan.data.name, data_dir, **plan.data.options)
+        view = _server_view(plan, dataset)
+        shares = {share.name: _prepared(plan, share.name, dataset, share) for share in _dealt(plan, dataset)}
+    counts = {name: len(share) for name, share in shares.items()}
+    return replace(view.with_members(counts), shares=shares)
+
+
+def load_server_view(
+    plan: RunPlan, data_dir: Path | None = None, settings: Mapping[str, Any] | None = None
+) -> Federation:
+    """What the server opens: its own data, for the problem and the test. `settings`: loader options of this machine.
+
+    The data of the plan's sites are not touched. (A plan without sites deals one dataset to all: that is a simulation,
+    wherever it runs.)
+    """
+    options = {**plan.data.options, **plan.data.server, **(settings or {})}
+    return _server_view(plan, load_dataset(plan.data.name, data_dir, **options))
+
+
+def load_site_share(
+    plan: RunPlan,
+    name: str,
+    data_dir: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Share:
+    """What `name` trains on, ready for it. Other sites' data are not touched if the plan names its sites.
+
+    `settings`: loader options of this machine.
+    """
+    if plan.data.sites:
+        if name not in plan.data.sites:
+            raise PlanError(f"Expected a site among {', '.join(plan.data.sites)}, got {name!r}.")
+        options = {**plan.data.options, **plan.data.sites[name], **(settings or {})}
+        dataset, share = load_dataset(plan.data.name, data_dir, **options), None
+    else:
+        dataset = load_dataset(plan.data.name, data_dir, **{**plan.data.options, **(settings or {})})
+        dealt = {share.name: share for share in _dealt(plan, dataset)}
+        if name not in dealt:
+            raise PlanError(f"Expected a client among {', '.join(dealt)}, got {name!r}.")
+        share = dealt[name]
+    return _prepared(plan, name, dataset, share)
+
+
+def member_names(plan: RunPlan, data_dir: Path | None = None) -> tuple[str, ...]:
+    """Who takes part. Only a partition by site without `data.sites` has to look into the data for it."""
+    if plan.data.sites:
+        names = tuple(plan.data.sites)
+    elif plan.federation.num_clients is not None:
+        names = tuple(f"client-{number}" for number in range(1, plan.federation.num_clients + 1))
+    else:
+        names = _names_in(plan, load_dataset(plan.data.name, data_dir, **plan.data.options))
+    return _checked_names(names)
+
+
+def loss_of(plan: RunPlan, task: Task) -> Loss:
+    """The plan's loss: what it says, or what `auto` means for this task."""
     if plan.training.loss != "auto":
-        loss = plan.training.loss
-    shares = partition(
-        dataset.train,
-        plan.federation.partition,
-        plan.federation.num_clients,
-        SeededRandomness(plan.seed, "partition"),
-        proportions=plan.federation.proportions,
-        alpha=plan.federation.alpha,
+        return plan.training.loss
+    return "ce" if task == "classification" else "mse"
+
+
+def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
+    test = Split(dataset.test.inputs.to(_dtype(plan)), dataset.test.targets)
+    problem = Problem(
+        dataset.name,
+        dataset.task,
+        dataset.input_shape,
+        dataset.num_outputs,
+        loss_of(plan, dataset.task),
+        test.inputs[:NUM_CALIBRATION_SAMPLES],
+        tuple(dataset.class_names),
     )
-    dtype = getattr(torch, plan.training.dtype)
-    train = prepare_targets(dataset.train, dataset.num_outputs, loss)
-    train = Split(train.inputs.to(dtype), train.targets, train.sites)
-    clients = tuple(ClientData(share.name, train.subset(share.indices)) for share in shares)
-    if any(client.name == SERVER for client in clients):
-        raise DataError(f"A site is called {SERVER!r}, as the server is.", remedy="Rename the site.")
-    if dataset.task == "classification" and not plan.federation.allow_single_class:
-        _refuse_single_class(clients, dataset)
-    return Federation(dataset, loss, clients, Split(dataset.test.inputs.to(dtype), dataset.test.targets))
+    by_site = not plan.data.sites and plan.federation.partition == "site"
+    names = _names_in(plan, dataset) if by_site else member_names(plan)
+    return Federation(problem, tuple(Member(name) for name in _checked_names(names)), {}, test)
 
 
-def _refuse_single_class(clients: Sequence[ClientData], dataset: Dataset) -> None:
-    if dataset.num_outputs < 2:
-        return
-    for client in clients:
-        labels = client.data.targets if client.data.targets.dim() == 1 else client.data.targets.argmax(1)
-        if len(torch.unique(labels)) < 2:
-            raise DataError(
-                f"{client.name} has samples of class {int(labels[0])} only ({len(labels)} of them).",
-                remedy="Use fewer clients, a larger federation.alpha, or set federation.allow_single_class = true.",
-            )
+def _names_in(plan: RunPlan, dataset: Dataset) -> tuple[str, ...]:
+    return tuple(share.name for share in _dealt(plan, dataset))
 
 
-def analyse(plan: RunPlan, federation: Federation) -> ScaleGraph:
-    """The scale graph of the plan's model, checked against the plan's data."""
-    model = initial_model(plan, federation)
-    graph = ScaleGraph.of(model, federation.test.inputs[:2])
-    if graph.num_outputs != federation.dataset.num_outputs:
-        raise ModelError(
-            f"The model has {graph.num_outputs} outputs, {federation.dataset.name} needs "
-            f"{federation.dataset.num_outputs}.",
-            remedy="Give its last Linear that many outputs.",
+def _dealt(plan: RunPlan, dataset: Dataset) -> list[ClientShare]:
+    """The seeded partition: the same wherever it is computed."""
+    chosen = plan.federation
+    return partition(
+        dataset.train,
+        chosen.partition,
+        chosen.num_clients,
+        SeededRandomness(plan.seed, "partition"),
+        proportions=chosen.proportions,
+        alpha=chosen.alpha,
+    )
+
+
+def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | None) -> Share:
+    """A client's samples with targets as the loss wants them, in the plan's precision."""
+    own = dataset.train if dealt is None else dataset.train.subset(dealt.indices)
+    own = prepare_targets(own, dataset.num_outputs, loss_of(plan, dataset.task))
+    train = Share(
+        own.inputs.to(_dtype(plan)), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
+    )
+    if dataset.task == "classification" and dataset.num_outputs > 1 and not plan.federation.allow_single_class:
+        _refuse_single_class(name, train)
+    return train
+
+
+def _refuse_single_class(name: str, data: Split) -> None:
+    labels = data.targets if data.targets.dim() == 1 else data.targets.argmax(1)
+    if len(torch.unique(labels)) < 2:
+        raise DataError(
+            f"{name} has samples of class {int(labels[0])} only ({len(labels)} of them).",
+            remedy="Use fewer clients, a larger federation.alpha, or set federation.allow_single_class = true.",
         )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
-    for client in federation.clients:
-        count = min(len(client.data), plan.training.batch_size or len(client.data))
-        if graph.statistics and count < 2:
-            raise DataError(
-                f"{client.name}: a batch of one sample cannot train a model with BatchNorm.",
-                remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",
-            )
-    return graph
 
 
-def initial_model(plan: RunPlan, federation: Federation) -> nn.Module:
-    """The plan's model with the initial weights of its seed."""
-    return build_model(
-        plan.model.name,
-        input_shape=federation.dataset.input_shape,
-        num_outputs=federation.dataset.num_outputs,
-        seed=plan.seed,
-        **plan.model.options,
-    ).to(getattr(torch, plan.training.dtype))
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    if SERVER in names:
+        raise DataError(f"A site is called {SERVER!r}, as the server is.", remedy="Rename the site.")
+    return tuple(names)
+
+
+def _dtype(plan: RunPlan) -> torch.dtype:
+    dtype = getattr(torch, plan.training.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _described(task: str, input_shape: tuple[int, ...], num_outputs: int) -> str:
+    return f"{task} with samples of shape {list(input_shape)} and {num_outputs} outputs"

@@ -11,7 +11,7 @@ from bilateral.engine.federation import load_federation
 from bilateral.engine.loop import Lane, RoundLoop, RoundReport, RunResult
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import REFERENCE, build_trainings, reference_plan
+from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import PlanError
 from bilateral.learning.exchange import Dropouts
@@ -50,23 +50,24 @@ def run(
     bare = reference_plan(plan)
     if reference is None:
         reference = plan.noise.mechanism != "sound"
-    trainings = build_trainings([plan, bare] if reference and plan != bare else [plan], federation)
-    directory = None
+    main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
+    transcript = Transcript(keep_messages)
+    rate = plan.federation.dropout
+    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+    main_lane = Lane(main.server(), main.local_exchange(transcript.record, dropouts))
+    reference_lane = Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None
+    directory = None  # made only now: a plan or data that are refused leave nothing behind
     if checkpoint is not None and output is not None:
         directory = RunDirectory(output)
     elif save:
         directory = RunDirectory.create(output, plan)
-    transcript = Transcript(keep_messages)
-    rate = plan.federation.dropout
-    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
-    main, *others = trainings
     loop = RoundLoop(
         plan,
-        [client.name for client in federation.clients],
-        federation.test,
-        federation.loss,
-        Lane(main, main.local_exchange(transcript.record, dropouts)),
-        Lane(others[0], others[0].local_exchange(no_record)) if others else None,
+        federation.names,
+        federation.test_data,
+        federation.problem.loss,
+        main_lane,
+        reference_lane,
         directory,
         transcript,
         on_round=on_round or (lambda _: None),

@@ -1,4 +1,8 @@
-"""What perturbation makes of a plan, before noise and masks go on top: both halves, built for one federation."""
+"""What perturbation makes of a plan, before noise and masks go on top: how to build each side, and what it promises.
+
+Everything here is a recipe. The server's process builds the server's side, a site's process that client, and both from
+the same public facts (`Surroundings`), so that they agree without talking.
+"""
 
 from __future__ import annotations
 
@@ -9,144 +13,187 @@ from torch import nn
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.engine.federation import Federation
+from bilateral.engine.federation import Member, Problem
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.secrets import Secrets
+from bilateral.errors import PlanError
 from bilateral.learning.client import BatchSchedule, Schedule
 from bilateral.learning.halves import ClientHalf, ServerHalf
 from bilateral.learning.masked_aggregation import UploadShape
-from bilateral.learning.uploading import Privatise
+from bilateral.learning.uploading import AddPairwise, Privatise
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.randomness import Randomness, SeededRandomness
+from bilateral.randomness import SeededRandomness
 
-NUM_CALIBRATION_SAMPLES = 4
+
+@dataclass(frozen=True)
+class Seat:
+    """What one client's side is built from, besides the surroundings: known in its own process alone."""
+
+    name: str
+    num_samples: int
+    counter: RoundCounter | None = None
+    """Counts the rounds that a budget allows; None counts in memory."""
+
+
+@dataclass
+class ClientParts:
+    """One client's side, before masks go on top."""
+
+    half: ClientHalf
+    schedule: Schedule
+    privatise: Privatise | None = None
+    """Noise that stays, added below the masks."""
+    set_norm: Callable[[float], None] | None = None
+    """Takes over the norm of adaptive clipping."""
 
 
 @dataclass
 class Layer:
     """What perturbation and noise make of a plan, before masks go on top."""
 
-    server: ServerHalf
-    halves: Sequence[ClientHalf]
+    make_server: Callable[[nn.Module], ServerHalf]
+    """Takes the model that the server trains."""
+    make_client: Callable[[Seat], ClientParts]
     shape: UploadShape
     guarantees: list[Guarantee]
-    schedules: Sequence[Schedule]
-    privatise: Sequence[Privatise] = ()
-    """Per client: noise that stays, added below the masks. Empty for none."""
+    pairwise: Callable[[KeyRing], AddPairwise] | None = None
+    """P2's noise that cancels between clients."""
     fixed_bounds: Sequence[float] | None = None
     closed: list[tuple[int, str]] = field(default_factory=list)
     covers: frozenset[int] = frozenset()
     """Ledger lines of masks that the noise below them takes care of, or states in its own words."""
     weight: int | None = None
     privacy: PrivacyReport | None = None
-    adaptive: AdaptiveNorm | None = None
-    set_norm: Sequence[Callable[[float], None]] = ()
-    """Per client: takes over the norm of adaptive clipping."""
+    make_adaptive: Callable[[], AdaptiveNorm] | None = None
+    """The server's side of adaptive clipping."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every part of a stack is built from."""
+    """What every part of a stack is built from. All but `secrets` is public and the same in every process."""
 
     plan: RunPlan
-    federation: Federation
+    problem: Problem
+    members: tuple[Member, ...]
     model: nn.Module
+    """The architecture with the plan's initial weights. Nobody trains this one."""
     graph: ScaleGraph
+    secrets: Secrets
 
     @property
     def names(self) -> list[str]:
-        return [client.name for client in self.federation.clients]
-
-    @property
-    def secrets(self) -> Randomness:
-        """A simulation draws its secrets from the seed; the halves themselves default to the operating system's."""
-        return SeededRandomness(self.plan.seed, "secrets")
+        return [member.name for member in self.members]
 
     @property
     def num_participants(self) -> int:
         """Clients of a round, as planned."""
-        return self.plan.federation.num_participants(len(self.names))
+        return self.plan.federation.num_participants(len(self.members))
 
-    def batch_schedules(self) -> list[Schedule]:
-        return [
-            BatchSchedule(
-                len(client.data),
-                self.plan.training.batch_size,
-                SeededRandomness(self.plan.seed, "client", client.name, "batches"),
+    @property
+    def sample_counts(self) -> list[int]:
+        """Every member's number of samples; an error if one did not tell."""
+        silent = [member.name for member in self.members if member.num_samples < 1]
+        if silent:
+            raise PlanError(
+                f"This plan's accounting needs the number of samples of every client, and {', '.join(silent)} did not "
+                "tell it.",
+                remedy="Have every site tell it before the run is built (`needs_sample_counts`).",
             )
-            for client in self.federation.clients
-        ]
+        return [member.num_samples for member in self.members]
+
+    @property
+    def perturbation(self) -> PerturbationSettings:
+        return self.plan.perturbation.settings(self.problem.loss)
+
+    def batch_schedule(self, seat: Seat) -> Schedule:
+        """Which samples are used when is no secret here; noise that rests on sampling brings a schedule of its own."""
+        return BatchSchedule(
+            seat.num_samples,
+            self.plan.training.batch_size,
+            SeededRandomness(self.plan.seed, "client", seat.name, "batches"),
+        )
 
 
 def plain_layer(around: Surroundings) -> Layer:
     """FedAvg: everyone sees the model."""
-    graph, training = around.graph, around.plan.training
-    return Layer(
-        FedAvgServer(around.model, graph),
-        [
-            FedAvgClient(name, around.model, graph, around.federation.loss, channels_last=training.channels_last)
-            for name in around.names
-        ],
-        UploadShape(1, graph.num_parameters, graph.num_statistics),
-        [FEDAVG_GUARANTEE],
-        around.batch_schedules(),
-    )
+    graph = around.graph
+
+    def make_client(seat: Seat) -> ClientParts:
+        return ClientParts(make_fedavg_client(around, seat), around.batch_schedule(seat))
+
+    shape = UploadShape(1, graph.num_parameters, graph.num_statistics)
+    return Layer(lambda model: FedAvgServer(model, graph), make_client, shape, [FEDAVG_GUARANTEE])
 
 
 def perturbed_layer(around: Surroundings) -> Layer:
     """Clients train on a perturbed model."""
-    settings = around.plan.perturbation.settings(around.federation.loss)
-    graph = around.graph
-    server = make_perturb_server(around, settings)
-    halves = make_perturb_clients(around, settings)
+    settings, graph = around.perturbation, around.graph
+
+    def make_client(seat: Seat) -> ClientParts:
+        return ClientParts(make_perturb_client(around, seat, settings), around.batch_schedule(seat))
+
     shape = UploadShape(len(term_names(settings)), graph.num_parameters, graph.num_statistics)
-    return Layer(server, halves, shape, [perturb_guarantee(settings)], around.batch_schedules())
-
-
-def make_perturb_server(around: Surroundings, settings: PerturbationSettings) -> PerturbServer:
-    """The server's half of perturbation; it sizes its noise by a few inputs of its own."""
-    return PerturbServer(
-        around.model,
-        around.graph,
-        settings,
-        around.federation.dataset.input_shape,
-        around.secrets.child("server"),
-        around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES],
+    return Layer(
+        lambda model: make_perturb_server(around, model, settings), make_client, shape, [perturb_guarantee(settings)]
     )
 
 
-def make_perturb_clients(
+def make_perturb_server(around: Surroundings, model: nn.Module, settings: PerturbationSettings) -> PerturbServer:
+    """The server's half of perturbation; it sizes its noise by a few inputs of its own."""
+    problem = around.problem
+    return PerturbServer(
+        model, around.graph, settings, problem.input_shape, around.secrets.stream("server"), problem.examples
+    )
+
+
+def make_perturb_client(
     around: Surroundings,
+    seat: Seat,
     settings: PerturbationSettings,
     *,
     expanded: tuple[nn.Module, ScaleGraph] | None = None,
     clip: ClipSettings | None = None,
     count_clipped: bool = False,
-) -> list[PerturbClient]:
-    """The clients' halves; `expanded` is another network than the plan's, with its graph (P2's)."""
+) -> PerturbClient:
+    """A client's half; `expanded` is another network than the plan's, with its graph (P2's)."""
     model, graph = expanded or (around.model, around.graph)
-    return [
-        PerturbClient(
-            name,
-            model,
-            graph,
-            settings,
-            around.secrets.child("client", name),
-            channels_last=around.plan.training.channels_last,
-            clip=clip,
-            count_clipped=count_clipped,
-        )
-        for name in around.names
-    ]
+    return PerturbClient(
+        seat.name,
+        model,
+        graph,
+        settings,
+        around.secrets.stream("client", seat.name),
+        channels_last=around.plan.training.channels_last,
+        clip=clip,
+        count_clipped=count_clipped,
+    )
+
+
+def make_fedavg_client(
+    around: Surroundings, seat: Seat, *, clip: ClipSettings | None = None, count_clipped: bool = False
+) -> FedAvgClient:
+    """A client's half without perturbation."""
+    return FedAvgClient(
+        seat.name,
+        around.model,
+        around.graph,
+        around.problem.loss,
+        channels_last=around.plan.training.channels_last,
+        clip=clip,
+        count_clipped=count_clipped,
+    )
 
 
 def mask_settings(around: Surroundings) -> MaskSettings:

@@ -29,7 +29,7 @@ from bilateral.engine.events import (
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import NumericalRangeError, ThresholdError
+from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
@@ -147,6 +147,7 @@ class RoundLoop:
     engine: str = "in-process"
     checkpoint_every: int | None = None
     gather: Gather = everyone
+    on_contributors: Callable[[Sequence[str]], None] = lambda _: None
     on_round: Callable[[RoundReport], None] = lambda _: None
     should_stop: Callable[[], bool] = lambda: False
     _next_round: int = field(default=0, init=False)
@@ -180,12 +181,20 @@ class RoundLoop:
 
     def run(self) -> RunResult:
         """Go on to the end of the plan, or until `should_stop` says so after a round."""
+        try:
+            return self._run()
+        except BilateralError as error:
+            self.tell(RunEnded(self._next_round, False, str(error)))
+            raise
+
+    def _run(self) -> RunResult:
         rounds, every = self.plan.training.rounds, self.checkpoint_every or self.plan.training.checkpoint_every
         started = time.perf_counter()
         self.tell(RunStarted(self.engine, self._term, self._next_round, rounds, tuple(self.names), self.plan.digest()))
         metrics = self._evaluate(self.main.training)
         if not self._rows:
             self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self.tell(Evaluated(0, metrics, 0.0 if self.reference else None))
             self._write_privacy()
         self._save(self._seconds_before)  # from here on the directory can be resumed, and the term is counted
         while self._next_round < rounds:
@@ -225,6 +234,7 @@ class RoundLoop:
             self._tell_incidents()
             self._fail(round_index, error)
             return
+        self.on_contributors(contributors)
         self._tell_incidents()
         self.tell(
             RoundDone(

@@ -33,10 +33,17 @@ class _Section(BaseModel):
 
 
 class DataPlan(_Section):
-    """What is learned from. `name`: a known set, or `package.module:function` returning a `Dataset`."""
+    """What is learned from. `name`: a known set, or `package.module:function` returning a `Dataset`.
+
+    Without `sites` one dataset is dealt to the clients. With them (`[data.sites.NAME]`) every site loads its own, by
+    `options` and its own ones on top, and trains on that set's train split; the server loads one with the options of
+    `server` on top, and evaluates on its test split.
+    """
 
     name: str = "digits"
     options: dict[str, Any] = Field(default_factory=dict)
+    sites: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    server: dict[str, Any] = Field(default_factory=dict)
 
 
 class ModelPlan(_Section):
@@ -56,6 +63,11 @@ class FederationPlan(_Section):
     participation: float = Field(default=1.0, gt=0, le=1)
     allow_single_class: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1, description="simulated: chance that a client dies in a round")
+    timeout: float = Field(default=120.0, gt=0, description="seconds a site has for one answer, on many machines")
+    min_sites: int | None = Field(
+        default=None, ge=1, description="fewest sites a round starts with; by default what the aggregation needs"
+    )
+    patience: float = Field(default=600.0, ge=0, description="seconds to wait for that many sites")
 
     def num_participants(self, num_clients: int) -> int:
         """How many of the clients join a round."""
@@ -186,9 +198,35 @@ class RunPlan(_Section):
             raise ValueError("expected a seed below 2^63")
         return seed
 
+    @model_validator(mode="after")
+    def _sites_are_the_clients(self) -> RunPlan:
+        sites, federation = self.data.sites, self.federation
+        if self.data.server and not sites:
+            raise ValueError("expected `data.server` only beside `data.sites`; use `data.options` for one dataset")
+        if sites and federation.clients not in (None, len(sites)):
+            raise ValueError(
+                f"`federation.clients` is {federation.clients}, but `data.sites` names {len(sites)} sites; leave it out"
+            )
+        if sites and (federation.partition != "iid" or federation.proportions is not None):
+            raise ValueError(
+                "`federation.partition` and `federation.proportions` deal out one dataset, but with `data.sites` every "
+                "site has its own; leave them out"
+            )
+        count = len(sites) or federation.num_clients
+        if federation.min_sites is not None and count is not None:
+            most = federation.num_participants(count)
+            if federation.min_sites > most:
+                raise ValueError(f"`federation.min_sites` is {federation.min_sites}, but a round has {most} clients")
+        return self
+
     def digest(self) -> str:
-        """A fingerprint of the plan; checkpoints carry it so that they are not resumed under another plan."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        """A fingerprint of the plan; checkpoints carry it so that they are not resumed under another plan.
+
+        How long the server waits, and for how many, is left out: an operator may change that between two terms.
+        """
+        unset = {name for name in ("sites", "server") if not getattr(self.data, name)}  # as in plans from before
+        text = self.model_dump_json(exclude={"federation": {"timeout", "min_sites", "patience"}, "data": unset})
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_settings(self, settings: dict[str, Any]) -> RunPlan:
         """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
@@ -214,7 +252,9 @@ def parse_plan(values: dict[str, Any], source: str) -> RunPlan:
 
 
 def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or "plan"
+    where = ".".join(str(part) for part in problem["loc"])
+    if not where:  # about several settings at once
+        return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return f"`{where}` is not a setting"
     return f"`{where}`: {problem['msg']}, got {problem['input']!r}"

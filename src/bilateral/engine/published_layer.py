@@ -1,18 +1,21 @@
-"""P2's scheme and its two ablations for a plan, as published: halves, noise levels, and what they claim."""
+"""P2's scheme and its two ablations for a plan, as published: both sides, noise levels, and what they claim."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import nn
+
 from bilateral.baselines import mp_cdp, mp_dp_naive
 from bilateral.baselines.mp_cdp import MpCdpServer
 from bilateral.baselines.mp_dp_naive import MpDpNaiveClient
 from bilateral.engine.layers import (
-    NUM_CALIBRATION_SAMPLES,
+    ClientParts,
     Layer,
+    Seat,
     Surroundings,
-    make_perturb_clients,
+    make_perturb_client,
     make_perturb_server,
 )
 from bilateral.errors import PlanError
@@ -38,86 +41,96 @@ def sensitivity(around: Surroundings) -> float:
     noise, training = around.plan.noise, around.plan.training
     if noise.unit == "client":
         return noise.clip
-    smallest = min(len(client.data) for client in around.federation.clients)
+    smallest = min(around.sample_counts)
     return noise.clip / (min(training.batch_size, smallest) or smallest)
 
 
-def published_layer(around: Surroundings, keys: Sequence[KeyRing]) -> tuple[Layer, list[AddPairwise]]:
-    """MP_Server, DDP_Client and MU_Server; the pairwise noise is returned beside the layer."""
-    plan, count = around.plan, around.num_participants
-    model = PublishedModel.of(around.model, around.graph, around.federation.test.inputs[:2])
+def published_layer(around: Surroundings) -> Layer:
+    """MP_Server, DDP_Client and MU_Server."""
+    plan, count, problem = around.plan, around.num_participants, around.problem
     settings = published_settings(plan.perturbation.partitions)
-    samples = around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES]
-    server = PublishedServer(
-        model,
-        around.federation.dataset.input_shape,
-        count,
-        plan.perturbation.partitions,
-        around.secrets.child("server"),
-        samples,
-    )
-    halves = make_perturb_clients(around, settings, expanded=(model.model, model.graph))
+    public = PublishedModel.of(around.model, around.graph, problem.examples[:2])
     graph, neighbours = _graph(around)
     levels = theorems.solve_noise(
         _epsilon(around), plan.noise.delta, count, graph, neighbours, sensitivity=sensitivity(around)
     )
-    noisy = [
-        PublishedNoiseClient(
-            ring.name,
-            model,
-            levels,
-            ring,
-            _Neighbours(ring, around),
-            around.secrets.child("noise", ring.name),
+
+    def make_server(model: nn.Module) -> PublishedServer:
+        expanded = PublishedModel.of(model, around.graph, problem.examples[:2])  # shares the parameters of `model`
+        secrets = around.secrets.stream("server")
+        return PublishedServer(
+            expanded, problem.input_shape, count, plan.perturbation.partitions, secrets, problem.examples
         )
-        for ring in keys
-    ]
-    shape = UploadShape(len(term_names(settings)), model.graph.num_parameters, model.graph.num_statistics)
+
+    def make_client(seat: Seat) -> ClientParts:
+        half = make_perturb_client(around, seat, settings, expanded=(public.model, public.graph))
+        return ClientParts(half, around.batch_schedule(seat))
+
+    def pairwise(ring: KeyRing) -> AddPairwise:
+        own = around.secrets.stream("noise", ring.name)
+        return PublishedNoiseClient(ring.name, public, levels, ring, _Neighbours(ring, around), own).add_noise
+
     stated = theorems.guarantee(settings, _epsilon(around), plan.noise.delta, count, graph, neighbours)
-    layer = Layer(server, halves, shape, [stated], around.batch_schedules(), weight=1)
-    layer.privacy = _report(
-        around,
-        "an observer of the first uploaded term who does not know the scale factors",
-        stated.claims[-1].assumption,
-        {"independent": levels.independent, "pairwise": levels.pairwise},
+    return Layer(
+        make_server,
+        make_client,
+        UploadShape(len(term_names(settings)), public.graph.num_parameters, public.graph.num_statistics),
+        [stated],
+        pairwise=pairwise,
+        weight=1,
+        privacy=_report(
+            around,
+            "an observer of the first uploaded term who does not know the scale factors",
+            stated.claims[-1].assumption,
+            {"independent": levels.independent, "pairwise": levels.pairwise},
+        ),
     )
-    return layer, [one.add_noise for one in noisy]
 
 
 def mp_cdp_layer(around: Surroundings) -> Layer:
     """Noise of a trusted server."""
-    plan, count = around.plan, around.num_participants
-    settings = plan.perturbation.settings(around.federation.loss)
+    plan, count, settings = around.plan, around.num_participants, around.perturbation
     sigma = theorems.central_sigma(_epsilon(around), plan.noise.delta, count, sensitivity=sensitivity(around))
-    server = MpCdpServer(
-        make_perturb_server(around, settings), around.model, around.graph, sigma, count, around.secrets.child("noise")
-    )
+
+    def make_server(model: nn.Module) -> MpCdpServer:
+        inner = make_perturb_server(around, model, settings)
+        return MpCdpServer(inner, model, around.graph, sigma, count, around.secrets.stream("noise"))
+
+    def make_client(seat: Seat) -> ClientParts:
+        return ClientParts(make_perturb_client(around, seat, settings), around.batch_schedule(seat))
+
     stated = mp_cdp.guarantee(settings, _epsilon(around), plan.noise.delta)
-    shape = UploadShape(len(term_names(settings)), around.graph.num_parameters, around.graph.num_statistics)
-    layer = Layer(server, make_perturb_clients(around, settings), shape, [stated], around.batch_schedules(), weight=1)
-    layer.privacy = _report(
+    privacy = _report(
         around, "whoever sees models alone; the server is trusted", stated.claims[-1].assumption, {"central": sigma}
     )
-    return layer
+    return Layer(make_server, make_client, _shape(around), [stated], weight=1, privacy=privacy)
 
 
 def mp_dp_naive_layer(around: Surroundings) -> Layer:
     """Normal noise of every client on the perturbed gradient."""
-    plan = around.plan
-    settings = plan.perturbation.settings(around.federation.loss)
+    plan, settings = around.plan, around.perturbation
     sigma = theorems.local_sigma(_epsilon(around), plan.noise.delta, sensitivity=sensitivity(around))
-    halves = [
-        MpDpNaiveClient(inner, around.model, around.graph, sigma, around.secrets.child("noise", inner.name))
-        for inner in make_perturb_clients(around, settings)
-    ]
+
+    def make_client(seat: Seat) -> ClientParts:
+        inner, own = make_perturb_client(around, seat, settings), around.secrets.stream("noise", seat.name)
+        half = MpDpNaiveClient(inner, around.model, around.graph, sigma, own)
+        return ClientParts(half, around.batch_schedule(seat))
+
     stated = mp_dp_naive.guarantee(settings, _epsilon(around), plan.noise.delta)
-    shape = UploadShape(len(term_names(settings)), around.graph.num_parameters, around.graph.num_statistics)
-    server = make_perturb_server(around, settings)
-    layer = Layer(server, halves, shape, [stated], around.batch_schedules(), weight=1)
-    layer.privacy = _report(
-        around, "an observer of the first uploaded term", stated.claims[-1].assumption, {"local": sigma}
+    privacy = _report(around, "an observer of the first uploaded term", stated.claims[-1].assumption, {"local": sigma})
+    return Layer(
+        lambda model: make_perturb_server(around, model, settings),
+        make_client,
+        _shape(around),
+        [stated],
+        weight=1,
+        privacy=privacy,
     )
-    return layer
+
+
+def _shape(around: Surroundings) -> UploadShape:
+    graph = around.graph
+    return UploadShape(len(term_names(around.perturbation)), graph.num_parameters, graph.num_statistics)
 
 
 class _Neighbours:

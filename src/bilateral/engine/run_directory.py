@@ -10,6 +10,7 @@ import csv
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -64,6 +65,16 @@ class RunDirectory:
         return directory
 
     @staticmethod
+    def create_or_open(path: Path, plan: RunPlan) -> RunDirectory:
+        """The directory of this plan's run: a new one, or one that an earlier term left behind."""
+        if not (path / "plan.toml").exists():
+            return RunDirectory.create(path, plan)
+        directory, found = RunDirectory.open(path)
+        if found.digest() != plan.digest():
+            raise CheckpointError(f"{path} is the directory of another plan.", remedy="Choose another --output.")
+        return directory
+
+    @staticmethod
     def open(path: Path) -> tuple[RunDirectory, RunPlan]:
         """An existing run."""
         if not (path / "plan.toml").exists():
@@ -71,16 +82,37 @@ class RunDirectory:
         return RunDirectory(path), load_plan(path / "plan.toml")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the directory: a second process that would write to it is refused. A kill releases it."""
+    def locked(self, patience: float = 0.0) -> Iterator[None]:
+        """Hold the directory: a second process that would write to it is refused. A kill releases it.
+
+        `patience`: seconds to wait for a process that is about to end.
+        """
+        deadline = time.monotonic() + patience
         with (self.path / ".lock").open("w", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise CheckpointError(
-                    f"{self.path} is in use by another process.", remedy="Wait until that run has ended, or stop it."
-                ) from error
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise CheckpointError(
+                            f"{self.path} is in use by another process.",
+                            remedy="Wait until that run has ended, or stop it.",
+                        ) from error
+                    time.sleep(0.2)
             yield
+
+    @property
+    def stop_requested(self) -> bool:
+        """Somebody asked the run to stop after the round at hand (`request_stop`)."""
+        return (self.path / "stop").exists()
+
+    def request_stop(self) -> None:
+        """Ask whoever writes to this directory to stop after the round at hand."""
+        (self.path / "stop").touch()
+
+    def clear_stop(self) -> None:
+        (self.path / "stop").unlink(missing_ok=True)
 
     def tell(self, event: Event) -> None:
         """Append to `events.jsonl`."""

@@ -1,23 +1,148 @@
-"""From a plan to trainings that can be advanced round by round."""
+"""From a plan to the parties of its run: the server's side, and each client, built apart.
+
+    blueprint = make_blueprint(plan, federation)
+    training = blueprint.server()            # in the server's process
+    client = blueprint.client("hospital-a")  # in that site's process
+
+Formal guarantee (tests/engine/test_sides.py): a server and clients that were built in processes of their own, each
+from nothing but the plan, the public facts and its own data, train the same model, bit for bit, as parties that were
+built together.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from bilateral.engine.federation import Federation, analyse, initial_model
+from bilateral.engine.federation import Federation, Problem, Share
+from bilateral.engine.layers import Seat, Surroundings
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.stack import build_stack
+from bilateral.engine.secrets import Secrets, SimulatedSecrets
+from bilateral.engine.stack import make_stack
+from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
+from bilateral.learning.exchange import Dropouts, LocalExchange, Record
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.learning.training import Training
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.zoo import build_model
 from bilateral.protocols.batch_check import check_batch
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.randomness import SeededRandomness
 
 REFERENCE = "fedavg"
 """The name of a training without any protection."""
+
+
+class Blueprint:
+    """A plan for a federation, checked: what it promises, what it spends, and how to build its parties.
+
+    `model` is the architecture with the plan's initial weights, and is never trained. Data that live here are checked
+    against it at once.
+    """
+
+    def __init__(
+        self, plan: RunPlan, federation: Federation, secrets: Secrets, model: nn.Module, graph: ScaleGraph
+    ) -> None:
+        self.plan = plan
+        self.federation = federation
+        self.graph = graph
+        self._secrets = secrets
+        self._model = model
+        for name, share in federation.shares.items():
+            federation.problem.check_share(name, share)
+            _refuse_batch_of_one(name, plan, len(share), graph)
+        self._stack = make_stack(Surroundings(plan, federation.problem, federation.members, model, graph, secrets))
+
+    @property
+    def name(self) -> str:
+        """`perturbation + ring masks`"""
+        return self._stack.name
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self._stack.guarantee
+
+    @property
+    def privacy(self) -> PrivacyReport | None:
+        return self._stack.privacy
+
+    def server(self) -> Training:
+        """The server's side, with a model of its own: in a deployment its initial weights are the server's secret."""
+        stack, seed = self._stack, self._secrets.model_seed(self.plan.seed)
+        model = copy.deepcopy(self._model)
+        if seed != self.plan.seed:
+            model = initial_model(self.plan, self.federation.problem, seed)
+        return Training(
+            stack.name,
+            model,
+            self.graph,
+            stack.make_server(model),
+            stack.make_aggregation(),
+            ServerOptimiser(model, self.graph, self.plan.training.optimiser_settings()),
+            self.plan.training.rounds,
+            stack.guarantee,
+            stack.privacy,
+        )
+
+    def client(self, name: str, *, reordering: int = 0, counter: RoundCounter | None = None) -> TrainingClient:
+        """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise)."""
+        data, plan, stack = self._share(name), self.plan, self._stack
+        private = plan.noise.mechanism == "sound"
+        if private:  # once and before the first round: later an error would be an answer
+            check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
+        # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
+        draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
+        parts = stack.make_client(Seat(name, len(data), counter))
+        return TrainingClient(
+            parts.half,
+            data,
+            parts.schedule,
+            draws,
+            uploader=stack.make_uploader(name, parts),
+            weight=stack.weight,
+            augment=plan.training.augment,
+            reordering=reordering,
+        )
+
+    def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
+        """All clients whose data are here, as a transport."""
+        clients = {name: self.client(name, reordering=reordering) for name in self.federation.shares}
+        return LocalExchange(clients, record, dropouts)
+
+    def _share(self, name: str) -> Share:
+        told = {member.name: member.num_samples for member in self.federation.members}
+        if name not in told:
+            raise PlanError(f"{name!r} is no client of this run; they are {', '.join(told)}.")
+        if name not in self.federation.shares:
+            raise DataError(f"The data of {name} are not here.", remedy=f"Build that client in {name}'s own process.")
+        data = self.federation.shares[name]
+        if told[name] and told[name] != len(data):
+            raise DataError(
+                f"{name} has {len(data)} samples, and {told[name]} were told to the others.",
+                remedy="The accounting rests on that number: tell the right one.",
+            )
+        return data
+
+
+def make_blueprint(plan: RunPlan, federation: Federation, secrets: Secrets | None = None) -> Blueprint:
+    """The plan's blueprint; by default with the secrets of a simulation."""
+    return make_blueprints([plan], federation, secrets)[0]
+
+
+def make_blueprints(
+    plans: Sequence[RunPlan], federation: Federation, secrets: Secrets | None = None
+) -> list[Blueprint]:
+    """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
+    first, names = plans[0], federation.names
+    model = initial_model(first, federation.problem)
+    graph = analyse(model, federation.problem)
+    return [Blueprint(plan, federation, secrets or SimulatedSecrets(plan.seed, names), model, graph) for plan in plans]
 
 
 def reference_plan(plan: RunPlan) -> RunPlan:
@@ -26,46 +151,33 @@ def reference_plan(plan: RunPlan) -> RunPlan:
     return plan.with_settings(bare)
 
 
-def build_trainings(plans: Sequence[RunPlan], federation: Federation) -> list[Training]:
-    """One training per plan (they differ in protection only), all from the same initial model and batches."""
-    graph = analyse(plans[0], federation)
-    return [build_training(plan, federation, initial_model(plan, federation), graph) for plan in plans]
+def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> nn.Module:
+    """The plan's model with the initial weights of its seed, or of another."""
+    return build_model(
+        plan.model.name,
+        input_shape=problem.input_shape,
+        num_outputs=problem.num_outputs,
+        seed=plan.seed if seed is None else seed,
+        **plan.model.options,
+    ).to(getattr(torch, plan.training.dtype))
 
 
-def build_training(
-    plan: RunPlan, federation: Federation, model: nn.Module, graph: ScaleGraph, *, reordering: int = 0
-) -> Training:
-    """The plan's protections around `model`, and its clients."""
-    stack = build_stack(plan, federation, model, graph)
-    if plan.noise.mechanism == "sound":
-        for owner in federation.clients:  # once and before the first round: later an error would be an answer
-            check_batch(owner.name, owner.data.inputs, owner.data.targets, graph, federation.loss)
-    # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
-    stream = "secrets of" if plan.noise.mechanism == "sound" else "client"
-    clients = [
-        TrainingClient(
-            half,
-            owner.data,
-            schedule,
-            SeededRandomness(plan.seed, stream, owner.name),
-            uploader=uploader,
-            weight=stack.weight,
-            augment=plan.training.augment,
-            reordering=reordering,
+def analyse(model: nn.Module, problem: Problem) -> ScaleGraph:
+    """The model's scale graph, checked against the problem."""
+    graph = ScaleGraph.of(model, problem.examples[:2])
+    if graph.num_outputs != problem.num_outputs:
+        raise ModelError(
+            f"The model has {graph.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",
+            remedy="Give its last Linear that many outputs.",
         )
-        for half, owner, schedule, uploader in zip(
-            stack.halves, federation.clients, stack.schedules, stack.uploaders, strict=True
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
+    return graph
+
+
+def _refuse_batch_of_one(name: str, plan: RunPlan, num_samples: int, graph: ScaleGraph) -> None:
+    if graph.statistics and min(num_samples, plan.training.batch_size or num_samples) < 2:
+        raise DataError(
+            f"{name}: a batch of one sample cannot train a model with BatchNorm.",
+            remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",
         )
-    ]
-    return Training(
-        stack.name,
-        model,
-        graph,
-        stack.server,
-        stack.aggregation,
-        clients,
-        ServerOptimiser(model, graph, plan.training.optimiser_settings()),
-        plan.training.rounds,
-        stack.guarantee,
-        stack.privacy,
-    )

@@ -1,28 +1,33 @@
-"""Sound distributed noise for a plan: clipping and noise settings, what they spend, and both halves with them."""
+"""Sound distributed noise for a plan: clipping and noise settings, what they spend, and both sides with them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import nn
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.engine.layers import (
-    NUM_CALIBRATION_SAMPLES,
+    ClientParts,
     Layer,
+    Seat,
     Surroundings,
-    make_perturb_clients,
+    make_fedavg_client,
+    make_perturb_client,
     make_perturb_server,
     mask_settings,
 )
 from bilateral.errors import NumericalRangeError, PlanError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
+from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.sampling import PoissonSchedule
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
-from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
@@ -51,7 +56,7 @@ class SoundNoise:
 def num_terms(around: Surroundings) -> int:
     if around.plan.protection == "fedavg":
         return 1
-    return len(term_names(around.plan.perturbation.settings(around.federation.loss)))
+    return len(term_names(around.perturbation))
 
 
 def sound_noise(around: Surroundings) -> SoundNoise:
@@ -104,9 +109,7 @@ def _term_scales(around: Surroundings) -> tuple[float, ...]:
     """How the noise is divided between the terms: public, from a model of the same kind and inputs of the server's."""
     if around.plan.protection == "fedavg":
         return ()
-    settings = around.plan.perturbation.settings(around.federation.loss)
-    inputs = around.federation.test.inputs[:NUM_CALIBRATION_SAMPLES]
-    return public_term_scales(around.model, around.graph, settings, inputs)
+    return public_term_scales(around.model, around.graph, around.perturbation, around.problem.examples)
 
 
 def exposure_of(around: Surroundings) -> Exposure:
@@ -118,7 +121,7 @@ def exposure_of(around: Surroundings) -> Exposure:
         invited.update(sample_clients(names, plan.federation.participation, round_index, draws))
     return Exposure(
         num_rounds=plan.training.rounds,
-        sampling_rate=max(_rates(around)) if plan.noise.unit == "sample" else 1.0,
+        sampling_rate=_rate(around, min(around.sample_counts)) if plan.noise.unit == "sample" else 1.0,
         num_clients=len(names),
         clients_per_round=around.num_participants,
         max_participations=max(invited.values()),
@@ -140,65 +143,66 @@ def sound_report(around: Surroundings, noise: SoundNoise) -> PrivacyReport:
 
 
 def sound_layer(around: Surroundings) -> Layer:
-    """Both halves with clipping and noise; the masks that it needs go on top."""
+    """Both sides with clipping and noise; the masks that it needs go on top."""
     noise = sound_noise(around)
-    settings, plan = noise.settings, around.plan
-    layer = _clipped(around, settings)
-    rounds = noise.spending.exposure.rounds_of_one_client
-    noisy = [
-        DistributedGaussian(name, settings, around.secrets.child("noise", name), max_rounds=rounds)
-        for name in around.names
-    ]
-    layer.privatise = [_adder(one) for one in noisy]
-    layer.weight = 1
-    layer.privacy = sound_report(around, noise)
-    layer.guarantees.append(guarantee(settings, noise.spending))
-    # The range is fixed, so nobody has to refuse it; what the sum says about one unit is what epsilon bounds.
-    layer.covers = frozenset({11, 12})
-    layer.fixed_bounds = _bounds(around, settings)
-    fits = _GridCheck.of(around, layer.fixed_bounds)
+    settings = noise.settings
+    bounds = _bounds(around, settings)
+    fits = _GridCheck.of(around, bounds)
     fits(settings)
-    if plan.noise.unit == "sample":
-        layer.schedules = _poisson_schedules(around)
+    shape = UploadShape(num_terms(around), around.graph.num_parameters, int(settings.adaptive is not None))
+    plain = around.plan.protection == "fedavg"
+    stated = FEDAVG_GUARANTEE if plain else perturb_guarantee(around.perturbation)
+    layer = Layer(
+        partial(_make_server, around),
+        partial(_make_client, around, noise, fits),
+        shape,
+        [stated, guarantee(settings, noise.spending)],
+        fixed_bounds=bounds,
+        # The range is fixed, so nobody has to refuse it; what the sum says about one unit is what epsilon bounds.
+        covers=frozenset({11, 12}),
+        weight=1,
+        privacy=sound_report(around, noise),
+    )
     if settings.adaptive is not None:
         limits = (settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM)
-        layer.adaptive = AdaptiveNorm(settings.adaptive, settings.clip, limits)
-        layer.set_norm = [_setter(half, one, fits) for half, one in zip(layer.halves, noisy, strict=True)]
+        layer.make_adaptive = partial(AdaptiveNorm, settings.adaptive, settings.clip, limits)
     return layer
 
 
-def _clipped(around: Surroundings, noise: SoundNoiseSettings) -> Layer:
-    """The plain or perturbed layer whose clients clip."""
-    graph, model, loss = around.graph, around.model, around.federation.loss
-    counted = noise.adaptive is not None
-    shape = UploadShape(num_terms(around), graph.num_parameters, int(counted))
+def _make_server(around: Surroundings, model: nn.Module) -> ServerHalf:
     if around.plan.protection == "fedavg":
-        plain = [
-            FedAvgClient(
-                name,
-                model,
-                graph,
-                loss,
-                channels_last=around.plan.training.channels_last,
-                clip=noise.clip,
-                count_clipped=counted,
-            )
-            for name in around.names
-        ]
-        return Layer(FedAvgServer(model, graph), plain, shape, [FEDAVG_GUARANTEE], around.batch_schedules())
-    settings = around.plan.perturbation.settings(loss)
-    halves = make_perturb_clients(around, settings, clip=noise.clip, count_clipped=counted)
-    server = make_perturb_server(around, settings)
-    return Layer(server, halves, shape, [perturb_guarantee(settings)], around.batch_schedules())
+        return FedAvgServer(model, around.graph)
+    return make_perturb_server(around, model, around.perturbation)
 
 
-def _adder(noise: DistributedGaussian) -> Callable[[Upload], Upload]:
-    return lambda upload: noise.add_noise(upload, upload.round_index)
+def _make_client(around: Surroundings, noise: SoundNoise, fits: _GridCheck, seat: Seat) -> ClientParts:
+    """A client that clips, and adds its part of the noise."""
+    settings, counted = noise.settings, noise.settings.adaptive is not None
+    half: FedAvgClient | PerturbClient
+    if around.plan.protection == "fedavg":
+        half = make_fedavg_client(around, seat, clip=settings.clip, count_clipped=counted)
+    else:
+        half = make_perturb_client(around, seat, around.perturbation, clip=settings.clip, count_clipped=counted)
+    adder = DistributedGaussian(
+        seat.name,
+        settings,
+        around.secrets.stream("noise", seat.name),
+        max_rounds=noise.spending.exposure.rounds_of_one_client,
+        counter=seat.counter,
+    )
+    by_sample = around.plan.noise.unit == "sample"
+    return ClientParts(
+        half,
+        _poisson_schedule(around, seat) if by_sample else around.batch_schedule(seat),
+        lambda upload: adder.add_noise(upload, upload.round_index),
+        _setter(half, adder, fits) if counted else None,
+    )
 
 
-def _setter(half: object, noise: DistributedGaussian, fits: _GridCheck) -> Callable[[float], None]:
+def _setter(
+    half: FedAvgClient | PerturbClient, noise: DistributedGaussian, fits: _GridCheck
+) -> Callable[[float], None]:
     def set_norm(norm: float) -> None:
-        assert isinstance(half, PerturbClient | FedAvgClient)
         assert half.clip is not None
         fits(replace(noise.settings, clip=noise.settings.clip.with_norm(norm)))
         half.clip = half.clip.with_norm(norm)
@@ -257,7 +261,7 @@ def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:
     """A bound on every value of each row: all of a client's samples clipped, and the noise."""
     units = 1.0
     if settings.clip.unit == "sample":
-        units = max(len(client.data) for client in around.federation.clients)
+        units = max(around.sample_counts)
     room = ADAPTIVE_ROOM if settings.adaptive is not None else 1.0
     count = num_terms(around)
     values = units * settings.clip.sensitivity / settings.clip.scales(count)
@@ -271,16 +275,14 @@ def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:
 
 
 def _batch_size(around: Surroundings) -> int:
-    return around.plan.training.batch_size or max(len(client.data) for client in around.federation.clients)
+    return around.plan.training.batch_size or max(around.sample_counts)
 
 
-def _rates(around: Surroundings) -> list[float]:
-    size = _batch_size(around)
-    return [min(1.0, size / len(client.data)) for client in around.federation.clients]
+def _rate(around: Surroundings, num_samples: int) -> float:
+    return min(1.0, _batch_size(around) / num_samples)
 
 
-def _poisson_schedules(around: Surroundings) -> list[Schedule]:
-    return [
-        PoissonSchedule(len(client.data), rate, around.secrets.child("batches", client.name))
-        for client, rate in zip(around.federation.clients, _rates(around), strict=True)
-    ]
+def _poisson_schedule(around: Surroundings, seat: Seat) -> Schedule:
+    return PoissonSchedule(
+        seat.num_samples, _rate(around, seat.num_samples), around.secrets.stream("batches", seat.name)
+    )

@@ -1,24 +1,23 @@
-"""From a plan to a stack of protections, checked and built.
+"""From a plan to a stack of protections, checked, with the recipe for each side.
 
 perturbation (or the plain model)  ->  clipping and noise  ->  masks
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from bilateral.engine.federation import Federation
-from bilateral.engine.layers import Layer, Surroundings, mask_settings, perturbed_layer, plain_layer
+from bilateral.engine.layers import ClientParts, Layer, Seat, Surroundings, mask_settings, perturbed_layer, plain_layer
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer
 from bilateral.engine.sound_layer import sound_layer
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Aggregation, PlainAggregation
-from bilateral.learning.client import PlainUploader, Schedule, Uploader
-from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.learning.client import PlainUploader, Uploader
+from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader
 from bilateral.models.scale_graph import ScaleGraph
@@ -28,36 +27,35 @@ from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.float_masks import FloatMaskClient
 from bilateral.protocols.mask.guarantee import float_mask_guarantee
 from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
-from bilateral.protocols.mask.keys import Identity, KeyRing
+from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.settings import Loss
 
 CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
 """Ledger lines about single uploads, which the server no longer sees as they are."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stack:
-    """Everything that a training needs of its protections."""
+    """A plan's protections: what they promise, and how to build each side of them."""
 
     name: str
-    server: ServerHalf
-    halves: Sequence[ClientHalf]
-    aggregation: Aggregation
-    uploaders: Sequence[Uploader]
-    schedules: Sequence[Schedule]
+    make_server: Callable[[nn.Module], ServerHalf]
+    make_aggregation: Callable[[], Aggregation]
+    make_client: Callable[[Seat], ClientParts]
+    make_uploader: Callable[[str, ClientParts], Uploader]
     guarantee: Guarantee
     weight: int | None = None
     """The clients' weight in the average; None is the number of their samples."""
     privacy: PrivacyReport | None = None
 
 
-def combination_of(plan: RunPlan, federation: Federation, graph: ScaleGraph) -> Combination:
+def combination_of(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Combination:
     """The plan's stack, checked."""
-    num_clients = len(federation.clients)
     chosen = Combination(
         perturbed=plan.protection == "perturbation",
-        loss=federation.loss,
+        loss=loss,
         masks=plan.masks(num_clients),
         mechanism=plan.noise.mechanism,
         num_participants=plan.federation.num_participants(num_clients),
@@ -67,21 +65,19 @@ def combination_of(plan: RunPlan, federation: Federation, graph: ScaleGraph) -> 
     return chosen
 
 
-def build_stack(plan: RunPlan, federation: Federation, model: nn.Module, graph: ScaleGraph) -> Stack:
-    """Both halves of everything that the plan asks for, around `model`."""
-    around = Surroundings(plan, federation, model, graph)
-    chosen = combination_of(plan, federation, graph)
-    if chosen.mechanism == "published":
-        keys = make_key_rings(around)
-        return _with_pairwise_noise(chosen.name, *published_layer(around, keys), around, keys)
+def make_stack(around: Surroundings) -> Stack:
+    """Everything that the plan asks for; nothing of a side is built yet."""
+    chosen = combination_of(around.plan, around.problem.loss, len(around.members), around.graph)
     layer = LAYERS[chosen.mechanism](around)
+    if layer.pairwise is not None:
+        return _with_pairwise_noise(chosen.name, layer, layer.pairwise, around)
     match chosen.masks:
         case "ring":
             return _with_ring_masks(chosen.name, layer, around)
         case "float":
             return _with_float_masks(chosen.name, layer, around)
         case "none":
-            return _in_the_clear(chosen.name, layer)
+            return _stack(chosen.name, layer, PlainAggregation, lambda name, parts: PlainUploader())  # noqa: ARG005
 
 
 def _without_noise(around: Surroundings) -> Layer:
@@ -91,93 +87,75 @@ def _without_noise(around: Surroundings) -> Layer:
 LAYERS: dict[str, Callable[[Surroundings], Layer]] = {
     "none": _without_noise,
     "sound": sound_layer,
+    "published": published_layer,
     "mp-cdp": mp_cdp_layer,
     "mp-dp-naive": mp_dp_naive_layer,
 }
 
 
-def make_key_rings(around: Surroundings) -> list[KeyRing]:
-    """Every client's keys. Identities are long-lived and pinned by the others; here they come from the seed."""
-    secrets = around.secrets
-    identities = {name: Identity.generate(secrets.child("identity", name)) for name in around.names}
-    pinned = {name: identity.public_bytes for name, identity in identities.items()}
-    return [
-        KeyRing(
-            name,
-            make_run_id(around),
-            identities[name],
-            {other: key for other, key in pinned.items() if other != name},
-            secrets.child("keys", name),
-        )
-        for name in around.names
-    ]
-
-
-def make_run_id(around: Surroundings) -> bytes:
-    """What the keys and masks of a run are bound to."""
-    return around.secrets.child("run id").random_bytes(16)
-
-
-def _in_the_clear(name: str, layer: Layer) -> Stack:
-    return _stack(name, layer, PlainAggregation(), [PlainUploader() for _ in layer.halves])
-
-
 def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
-    run_id, keys = make_run_id(around), make_key_rings(around)
-    settings = mask_settings(around)
-    server = MaskServer(run_id, around.names, settings, layer.fixed_bounds, pinned=_pinned(keys))
-    uploaders = [
-        MaskUploader(
-            MaskClient(ring, settings, around.secrets.child("masks", ring.name), fixed_bounds=layer.fixed_bounds),
-            ring,
-            layer.privatise[index] if layer.privatise else None,
-            layer.set_norm[index] if layer.set_norm else None,
-        )
-        for index, ring in enumerate(keys)
-    ]
+    settings, secrets = mask_settings(around), around.secrets
+
+    def make_aggregation() -> Aggregation:
+        run_id = secrets.run_id
+        server = MaskServer(run_id, around.names, settings, layer.fixed_bounds, pinned=secrets.pinned())
+        aggregation = MaskedAggregation(server, run_id, around.names, layer.shape)
+        return AdaptiveAggregation(aggregation, layer.make_adaptive()) if layer.make_adaptive else aggregation
+
+    def make_uploader(client: str, parts: ClientParts) -> Uploader:
+        ring = secrets.key_ring(client)
+        masks = MaskClient(ring, settings, secrets.stream("masks", client), fixed_bounds=layer.fixed_bounds)
+        return MaskUploader(masks, ring, parts.privatise, parts.set_norm)
+
     # The question of cross entropy has a row a sample.
-    asks = around.plan.protection == "perturbation" and around.federation.loss == "ce"
+    asks = around.plan.protection == "perturbation" and around.problem.loss == "ce"
     masked = mask_guarantee(settings, around.num_participants, shows_batch=asks)
     kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
     layer.guarantees.append(replace(masked, leaks=kept))
     layer.closed.extend(CLOSED_BY_MASKS)
-    aggregation: Aggregation = MaskedAggregation(server, run_id, around.names, layer.shape)
-    if layer.adaptive is not None:
-        aggregation = AdaptiveAggregation(aggregation, layer.adaptive)
-    return _stack(name, layer, aggregation, uploaders)
+    return _stack(name, layer, make_aggregation, make_uploader)
 
 
 def _with_float_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
     """The papers' masks: uploads stay visible to line 6, not to line 3."""
-    aggregation, keys = around.plan.aggregation, make_key_rings(around)
-    masks = [FloatMaskClient(ring, aggregation.float_scale, aggregation.settings()) for ring in keys]
-    layer.guarantees.append(float_mask_guarantee(aggregation.float_scale))
+    chosen = around.plan.aggregation
+    layer.guarantees.append(float_mask_guarantee(chosen.float_scale))
     layer.closed.extend(CLOSED_BY_MASKS)
-    return _with_pairwise_noise(name, layer, [one.mask for one in masks], around, keys)
+
+    def pairwise(ring: KeyRing) -> AddPairwise:
+        return FloatMaskClient(ring, chosen.float_scale, chosen.settings()).mask
+
+    return _with_pairwise_noise(name, layer, pairwise, around)
 
 
 def _with_pairwise_noise(
-    name: str, layer: Layer, add_pairwise: Sequence[AddPairwise], around: Surroundings, keys: Sequence[KeyRing]
+    name: str, layer: Layer, pairwise: Callable[[KeyRing], AddPairwise], around: Surroundings
 ) -> Stack:
     """Real-valued noise that cancels between clients: float masks and P2's."""
-    uploaders = [PairwiseUploader(ring, add) for ring, add in zip(keys, add_pairwise, strict=True)]
-    aggregation = PairwiseAggregation(make_run_id(around), around.names, _pinned(keys))
-    return _stack(name, layer, aggregation, uploaders)
+    secrets = around.secrets
+
+    def make_uploader(client: str, parts: ClientParts) -> Uploader:  # noqa: ARG001
+        ring = secrets.key_ring(client)
+        return PairwiseUploader(ring, pairwise(ring))
+
+    def make_aggregation() -> Aggregation:
+        return PairwiseAggregation(secrets.run_id, around.names, secrets.pinned())
+
+    return _stack(name, layer, make_aggregation, make_uploader)
 
 
-def _pinned(keys: Sequence[KeyRing]) -> dict[str, bytes]:
-    """The identities that the server knows: it lets nobody else register under a client's name."""
-    return {ring.name: ring.announce().identity_key for ring in keys}
-
-
-def _stack(name: str, layer: Layer, aggregation: Aggregation, uploaders: Sequence[Uploader]) -> Stack:
+def _stack(
+    name: str,
+    layer: Layer,
+    make_aggregation: Callable[[], Aggregation],
+    make_uploader: Callable[[str, ClientParts], Uploader],
+) -> Stack:
     return Stack(
         name,
-        layer.server,
-        layer.halves,
-        aggregation,
-        uploaders,
-        layer.schedules,
+        layer.make_server,
+        make_aggregation,
+        layer.make_client,
+        make_uploader,
         combine(name, layer.guarantees, layer.closed),
         layer.weight,
         layer.privacy,

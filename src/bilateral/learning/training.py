@@ -1,4 +1,4 @@
-"""One federated training: a server's model, its optimiser, a protection, and the clients."""
+"""The server's side of one federated training: its model, its optimiser and a protection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.learning.aggregation import Aggregation, Incident
-from bilateral.learning.client import TrainingClient
-from bilateral.learning.exchange import Dropouts, Exchange, LocalExchange, Packet, Record
+from bilateral.learning.exchange import Exchange, Packet
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.scale_graph import ScaleGraph
@@ -24,14 +23,13 @@ from bilateral.protocols.statistics import update_running_statistics
 
 @dataclass
 class Training:
-    """The server's side of a run, and its clients as far as they live here. `advance` runs one round."""
+    """The server's side of a run. `advance` runs one round with the clients behind an exchange."""
 
     protection: str
     model: nn.Module
     graph: ScaleGraph
     server: ServerHalf
     aggregation: Aggregation
-    clients: Sequence[TrainingClient]
     optimiser: ServerOptimiser
     num_rounds: int
     guarantee: Guarantee
@@ -67,10 +65,6 @@ class Training:
                 remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
             )
         return total.contributors
-
-    def local_exchange(self, record: Record, dropouts: Dropouts | None = None) -> LocalExchange:
-        """The clients of this process as a transport."""
-        return LocalExchange({client.name: client for client in self.clients}, record, dropouts)
 
     def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
         """Only a question of the protection is answered; uploads, masked or not, end the conversation."""

@@ -29,6 +29,7 @@ from bilateral.errors import NumericalRangeError, PlanError, ProtocolError
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.adaptive import AdaptiveClip
 from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.noise.round_counter import MemoryCounter, RoundCounter
 from bilateral.randomness import Randomness, SecureRandomness
 
 GRID_BITS: Final = 24
@@ -157,7 +158,8 @@ def standard_normal(count: int, randomness: Randomness) -> Tensor:
 class DistributedGaussian:
     """One client's noise. `randomness` is this client's own: two clients with one stream would cancel nothing.
 
-    `max_rounds` is what the accounting allows: the client itself refuses to take part more often.
+    `max_rounds` is what the accounting allows: the client itself refuses to take part more often. `counter` counts its
+    rounds; one that outlives the process (`FileCounter`) keeps a restart from starting the budget anew.
     """
 
     def __init__(
@@ -167,12 +169,13 @@ class DistributedGaussian:
         randomness: Randomness | None = None,
         *,
         max_rounds: int | None = None,
+        counter: RoundCounter | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
         self._randomness = randomness or SecureRandomness()
         self._max_rounds = max_rounds
-        self._num_rounds = 0
+        self._counter = counter or MemoryCounter()
 
     def set_norm(self, norm: float) -> None:
         """Adaptive clipping: the norm of the coming round."""
@@ -207,12 +210,11 @@ class DistributedGaussian:
         return total.mul_(unit)
 
     def _spend(self) -> None:
-        if self._max_rounds is not None and self._num_rounds >= self._max_rounds:
+        if not self._counter.spend(self._max_rounds):
             raise ProtocolError(
-                f"{self.name} has taken part in {self._num_rounds} rounds, which is all that its budget allows.",
+                f"{self.name} has taken part in {self._counter.used} rounds, which is all that its budget allows.",
                 remedy="Account for more rounds (that needs more noise), or leave this client out.",
             )
-        self._num_rounds += 1
 
     def _check(self, upload: Upload, round_index: int) -> None:
         num_statistics = 0 if self.settings.adaptive is None else 1

@@ -1,0 +1,187 @@
+"""The administrator's side of a deployment: submit jobs, see how they fare, who is connected; nothing else.
+
+A thin layer over FLARE's admin session: quiet, with our errors, and it connects anew if the server was restarted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    JobNotRunning,
+    NoConnection,
+    SessionClosed,
+    SessionExpired,
+    TargetType,
+)
+from nvflare.fuel.flare_api.flare_api import Session
+
+from bilateral.errors import DeploymentError
+
+Answer = TypeVar("Answer")
+_log = logging.getLogger(__name__)
+# What FLARE logs of lost connections comes back as an error here; without a handler Python would also print it.
+logging.getLogger("nvflare").addHandler(logging.NullHandler())
+_LOST_SESSION = (NoConnection, SessionClosed, SessionExpired, AuthenticationError)
+
+
+class JobState(Enum):
+    """How far a job is. `FAILED`: it ended, but not as it should; FLARE's text says more."""
+
+    SUBMITTED = "submitted"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """The state of a job, and FLARE's word for it."""
+
+    state: JobState
+    text: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (JobState.FINISHED, JobState.FAILED)
+
+    @classmethod
+    def of(cls, text: str) -> JobStatus:
+        """The state that a status of FLARE means."""
+        if text in ("SUBMITTED", "APPROVED", "DISPATCHED"):
+            return cls(JobState.SUBMITTED, text)
+        if text == "RUNNING":
+            return cls(JobState.RUNNING, text)
+        return cls(JobState.FINISHED if text == "FINISHED:COMPLETED" else JobState.FAILED, text)
+
+
+class Admin:
+    """A session with the server of a deployment, opened at the first question. `kit`: the administrator's kit."""
+
+    def __init__(self, kit: Path, timeout: float = 10.0) -> None:
+        self._kit = Path(kit)
+        self._timeout = timeout
+        self._session: Session | None = None
+        config = self._kit / "startup" / "fed_admin.json"
+        try:
+            admin = json.loads(config.read_text(encoding="utf-8"))["admin"]
+            self._user = str(admin["username"] or self._kit.name)
+            self._server = f"{admin['host']}:{admin['port']}"
+        except (OSError, ValueError, KeyError) as error:
+            raise DeploymentError(f"{self._kit} is not an administrator's kit: {error}.") from error
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, job: Path) -> str:
+        """Hand a job directory to the server; its id. Asked twice because of a lost connection, it submits once."""
+        token = uuid.uuid4().hex
+        return str(self._ask("take a job", lambda session: session.submit_job(str(job), submit_token=token)))
+
+    def status(self, job_id: str) -> JobStatus:
+        """How far a job is. One that ran when the server was killed has failed, though FLARE calls it running for ever.
+
+        FLARE's word for the end of a job is no proof: a job that did all its work is called abnormal if a site died in
+        it and came back. Whether a run is finished stands in its run directory.
+        """
+
+        def ask(session: Session) -> JobStatus:
+            meta = session.get_job_meta(job_id)
+            status = JobStatus.of(str(meta["status"]))
+            if status.text not in ("RUNNING", "DISPATCHED"):
+                return status
+            started = float(session.get_system_info().server_info.start_time)
+            return JobStatus(JobState.FAILED, "LOST") if float(meta["submit_time"]) < started else status
+
+        return self._ask("tell the status of a job", ask)
+
+    def connected_sites(self) -> tuple[str, ...]:
+        """Sites that are registered and have been heard of lately. A dead one is among them until its time is up."""
+        clients = self._ask("name the connected sites", lambda session: session.get_connected_client_list())
+        return tuple(sorted(str(client.name) for client in clients))
+
+    def sites_running(self, job_id: str) -> tuple[str, ...]:
+        """Connected sites that have a process for this job, by their own word. Waits for dead ones a while."""
+        jobs = self._ask("ask the sites for their jobs", lambda session: session.get_client_job_status())
+        return tuple(sorted(str(job["client_name"]) for job in jobs or () if job.get("job_id") == job_id))
+
+    def command(self, job_id: str, topic: str, data: dict[str, Any]) -> dict[str, Any]:
+        """Ask the server's part of a running job something; its answer."""
+        answer = self._ask(f"pass on {topic!r}", lambda session: session.do_app_command(job_id, topic, data))
+        return dict(answer or {})
+
+    def abort(self, job_id: str) -> None:
+        """Stop a job where it stands. A job that has ended is left alone."""
+
+        def stop(session: Session) -> None:
+            try:
+                session.abort_job(job_id)
+            except JobNotRunning:
+                return
+
+        self._ask("abort a job", stop)
+
+    def shutdown(self) -> None:
+        """Ask all sites and the server to end."""
+        self._ask("shut down", lambda session: session.shutdown(TargetType.ALL, wait=False))
+        self.close()
+
+    def close(self) -> None:
+        """Log out. The next question opens a new session."""
+        session, self._session = self._session, None
+        if session is not None:
+            _close(session)
+
+    def _ask(self, what: str, question: Callable[[Session], Answer]) -> Answer:
+        """Ask, and once more in a new session if the old one turns out to be lost."""
+        fresh = self._session is None
+        try:
+            try:
+                return question(self._open())
+            except _LOST_SESSION:
+                self.close()
+                if fresh:
+                    raise
+                return question(self._open())
+        except NoConnection as error:
+            raise DeploymentError(
+                f"There is no connection to the FLARE server at {self._server}.", remedy="Is it running? See its log."
+            ) from error
+        except Exception as error:  # FLARE's errors have no common base
+            raise DeploymentError(
+                f"The FLARE server at {self._server} did not {what}: {type(error).__name__}: {error}."
+            ) from error
+
+    def _open(self) -> Session:
+        if self._session is None:
+            session = Session(self._user, str(self._kit))
+            session.api._print_hci = _log.debug  # it would print to standard output
+            session.api.auto_login_max_tries = 1
+            try:
+                session.try_connect(self._timeout)
+            except BaseException:
+                _close(session)
+                raise
+            self._session = session
+        return self._session
+
+
+def _close(session: Session) -> None:
+    try:
+        session.close()
+    except Exception as error:  # the server may be gone, and then there is nobody to log out from
+        _log.debug("not logged out: %s", error)

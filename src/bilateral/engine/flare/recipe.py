@@ -1,0 +1,45 @@
+"""A run as a FLARE Collab recipe: the same for the simulator, for processes on one machine and for a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import CollabRecipe
+
+from bilateral.engine.flare.coordinator import Coordinator
+from bilateral.engine.flare.site import Site
+from bilateral.engine.plan import RunPlan
+
+MAX_THREADS = 64
+
+
+class CodelessRecipe(CollabRecipe):
+    """Ships no source: sites run the `bilateral` that their operators installed, and refuse jobs that bring code."""
+
+    @staticmethod
+    def _user_source_entries(objs: Any) -> list[tuple[str, str | None]]:  # noqa: ARG004
+        return []
+
+
+def make_recipe(
+    plan: RunPlan,
+    output: str,
+    *,
+    engine: str,
+    reference: bool = False,
+    data_dir: Path | None = None,
+    min_sites: int = 1,
+    name: str = "bilateral",
+) -> CodelessRecipe:
+    """The recipe of one term. `min_sites`: FLARE starts the job with so many, and ends it when fewer are left."""
+    text, folder = plan.model_dump_json(), str(data_dir) if data_dir else ""
+    return CodelessRecipe(
+        name,
+        server=Coordinator(text, output, engine, reference, folder),
+        client=Site(text, reference, folder),
+        min_clients=min_sites,
+        sync_task_timeout=max(60.0, plan.federation.timeout),
+        max_call_threads_for_server=MAX_THREADS,
+        max_call_threads_for_client=8,
+    )

@@ -1,0 +1,102 @@
+"""`--engine flare-sim`: FLARE's simulator, which runs the server and a process a site from one command.
+
+It runs in a process of its own, so that its output, its signals and its threads stay apart from the caller's:
+
+    python -m bilateral.engine.flare.simulator JOB.json
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bilateral.engine.flare.kit_builder import JOB_CLASSES
+from bilateral.engine.flare.surroundings import plan_of_job
+from bilateral.engine.plan import RunPlan
+
+JOB_NAME = "bilateral"
+
+
+@dataclass(frozen=True)
+class SimulatedJob:
+    """What the simulator's process is told, as JSON."""
+
+    plan: str
+    output: str
+    sites: tuple[str, ...]
+    reference: bool
+    data_dir: str
+    workspace: str
+
+
+def start_simulator(
+    plan: RunPlan,
+    output: Path,
+    sites: Sequence[str],
+    workspace: Path,
+    environment: Mapping[str, str],
+    *,
+    reference: bool,
+    data_dir: Path | None,
+) -> subprocess.Popen[bytes]:
+    """Start the simulator; what it prints goes to `simulator.log` in the workspace."""
+    job = SimulatedJob(
+        plan.model_dump_json(),
+        str(output.resolve()),
+        tuple(sites),
+        reference,
+        str(data_dir.resolve()) if data_dir else "",
+        str(workspace),
+    )
+    workspace.mkdir(parents=True, exist_ok=True)
+    file = workspace / "job.json"
+    file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    with (workspace / "simulator.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bilateral.engine.flare.simulator", str(file)],
+            cwd=workspace,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def main(file: Path) -> None:
+    """Run a simulated job to its end."""
+    from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
+
+    from bilateral.engine.flare.recipe import make_recipe  # noqa: PLC0415
+
+    job = SimulatedJob(**json.loads(file.read_text(encoding="utf-8")))
+    workspace = Path(job.workspace)
+    _allow_only_our_classes(workspace / JOB_NAME)
+    recipe = make_recipe(
+        plan_of_job(job.plan),
+        job.output,
+        engine="flare-sim",
+        reference=job.reference,
+        data_dir=Path(job.data_dir) if job.data_dir else None,
+        min_sites=len(job.sites),
+        name=JOB_NAME,
+    )
+    recipe.run(
+        SimEnv(clients=list(job.sites), num_threads=len(job.sites), workspace_root=str(workspace), log_config="WARNING")
+    )
+
+
+def _allow_only_our_classes(workspace: Path) -> None:
+    """The same limit as in the kits of a deployment: what runs here would run there."""
+    local = workspace / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    resources = {"format_version": 2, "class_allow_list": list(JOB_CLASSES)}
+    (local / "resources.json").write_text(json.dumps(resources, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

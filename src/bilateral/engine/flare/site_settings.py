@@ -1,0 +1,149 @@
+"""What a party of a deployment keeps to itself: `local/bilateral.toml` in its kit.
+
+    [data]                      # a site: its training data. The server: test data of its own.
+    data_dir = "data"
+    [data.options]              # for the data loader that the plan names; they win over the plan's
+    site = 2
+    [identity]                  # a site only: the private key that signs for it
+    key_file = "local/identity.key"
+    [identities]                # public keys of all sites, pinned
+    site-1 = "6f1d..."
+    [server]                    # the server only
+    runs = "runs"
+
+Nothing here is ever sent to another party. Relative paths are relative to the kit directory.
+"""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from bilateral.errors import DeploymentError
+from bilateral.protocols.mask.keys import KEY_BYTES, Identity
+
+SETTINGS_FILE = "bilateral.toml"
+_PublicKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataSettings(_Section):
+    """Where this party's data are: options of the loader that the plan names, and a directory."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    data_dir: str | None = None
+
+
+class IdentitySettings(_Section):
+    """The file with this site's private signing key, in hex."""
+
+    key_file: str = "local/identity.key"
+
+
+class ServerSettings(_Section):
+    """`runs`: the directory in which run directories live."""
+
+    runs: str = "runs"
+
+
+class SiteSettings(_Section):
+    """One party's own settings. `load_site_settings` reads them; `kit` is the directory they were found in."""
+
+    data: DataSettings = DataSettings()
+    identity_settings: IdentitySettings | None = Field(default=None, alias="identity")
+    identities: dict[str, _PublicKey] = Field(default_factory=dict)
+    server: ServerSettings | None = None
+    _kit: Path = PrivateAttr(default=Path())
+
+    @property
+    def kit(self) -> Path:
+        return self._kit
+
+    @property
+    def data_directory(self) -> Path | None:
+        """Where the data are, or None if the loader needs no directory."""
+        return None if self.data.data_dir is None else self._kit / self.data.data_dir
+
+    @property
+    def runs_directory(self) -> Path:
+        """The server's run directories."""
+        if self.server is None:
+            raise DeploymentError(f"{_file(self._kit)} has no section [server].", remedy="Only a server has runs.")
+        return self._kit / self.server.runs
+
+    def pinned(self) -> dict[str, bytes]:
+        """The public identity keys of all sites."""
+        return {name: bytes.fromhex(key) for name, key in self.identities.items()}
+
+    def identity(self) -> Identity:
+        """This site's signing key. A file that others on the machine can read is refused."""
+        if self.identity_settings is None:
+            raise DeploymentError(f"{_file(self._kit)} has no section [identity].", remedy="Only sites have one.")
+        return read_identity(self._kit / self.identity_settings.key_file)
+
+
+def load_site_settings(path: str | Path) -> SiteSettings:
+    """Read a kit's settings. `path`: the file `local/bilateral.toml`, or the kit directory."""
+    path = Path(path)
+    path = _file(path) if path.is_dir() else path
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DeploymentError(
+            f"There are no site settings at {path}.", remedy="`bilateral deploy` writes them into every kit."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise DeploymentError(f"{path} is not a readable TOML file: {error}.") from error
+    try:
+        settings = SiteSettings.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_explain(problem) for problem in error.errors(include_url=False))
+        raise DeploymentError(
+            f"Site settings {path}: {problems}.",
+            remedy="Sections: [data] data_dir, options; [identity] key_file; [identities] site = hex; [server] runs.",
+        ) from error
+    settings._kit = path.resolve().parent.parent
+    return settings
+
+
+def read_identity(path: Path) -> Identity:
+    """The signing key in a file of 64 hexadecimal digits that only its owner can read. Errors do not show it."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError as error:
+        raise DeploymentError(
+            f"There is no identity key at {path}.", remedy="Copy it from the kit that this site got first."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeploymentError(f"The identity key {path} cannot be read: {type(error).__name__}.") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise DeploymentError(
+            f"Expected an identity key that only its owner can read, got mode {stat.S_IMODE(mode):03o} at {path}.",
+            remedy=f"Run `chmod 600 {path}`; if others had access to the machine, provision a new identity.",
+        )
+    if len(text) != 2 * KEY_BYTES or not set(text) <= set("0123456789abcdef"):
+        raise DeploymentError(
+            f"Expected {2 * KEY_BYTES} hexadecimal digits in {path}, got {len(text)} characters of another form.",
+            remedy="Copy the key again from the kit that this site got first.",
+        )
+    return Identity(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))
+
+
+def _file(kit: Path) -> Path:
+    return kit / "local" / SETTINGS_FILE
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "settings"
+    if problem["type"] == "extra_forbidden":
+        return f"`{where}` is not a setting"
+    return f"`{where}`: {problem['msg']}"

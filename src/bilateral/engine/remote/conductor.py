@@ -1,0 +1,263 @@
+"""The server in one term of a run: enrols the sites that are there, then drives the round loop over them.
+
+A run is a directory; a term is one life of the server's process in it. Every round is in the checkpoint before the next
+begins, so that the next term goes on with no round lost or applied twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
+from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
+from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
+from bilateral.engine.in_process import no_record
+from bilateral.engine.loop import Lane, RoundLoop, RoundReport, RunResult
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.attendance import Attendance
+from bilateral.engine.remote.enrolment import Briefing, SiteCard
+from bilateral.engine.remote.exchange import (
+    REFUSED,
+    REPLY,
+    RemoteExchange,
+    SiteCall,
+    SiteSilentError,
+    Tickets,
+    Timing,
+)
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.secrets import Secrets
+from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
+from bilateral.engine.transcript import Transcript
+from bilateral.errors import BilateralError, ProtocolError, SitesMissingError
+from bilateral.protocols.wire import decode, encode
+
+LOCK_PATIENCE = 60.0
+"""How long a new term waits for the process of the last one to be gone."""
+MakeSecrets = Callable[[int, Sequence[str]], Secrets]
+"""The server's secrets for a term, given its number and the members."""
+
+
+class Sites(Protocol):
+    """The transport, as the server sees it. All of it may raise `SiteSilentError` and is called from many threads."""
+
+    @property
+    def call(self) -> SiteCall:
+        """A packet to a site."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """The sites of this term."""
+        ...
+
+    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]: ...
+
+    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]: ...
+
+    def is_idle(self, site: str) -> bool: ...
+
+
+@dataclass
+class Conductor:
+    """One term. `conduct` returns when the plan is done, or after a round when `should_stop` says so."""
+
+    plan: RunPlan
+    path: Path
+    sites: Sites
+    make_secrets: MakeSecrets
+    version: str
+    engine: str
+    reference: bool = False
+    data_dir: Path | None = None
+    data_settings: Mapping[str, Any] = field(default_factory=dict)
+    on_round: Callable[[RoundReport], None] = lambda _: None
+    should_stop: Callable[[], bool] = lambda: False
+    on_exchange: Callable[[Timing], None] = lambda _: None
+
+    def conduct(self) -> RunResult:
+        directory = RunDirectory.create_or_open(self.path, self.plan)
+        workers = max(2 * len(self.sites.names()), 2)
+        with directory.locked(LOCK_PATIENCE), ThreadPoolExecutor(max_workers=workers) as pool:
+            directory.clear_stop()
+            checkpoint = None
+            if directory.checkpoint.exists():
+                checkpoint = matching_checkpoint(self.plan.digest(), directory.checkpoint)
+            try:
+                loop, attendance = self._prepare(directory, pool, checkpoint)
+            except BilateralError as error:
+                directory.tell(RunEnded(checkpoint.next_round if checkpoint else 0, False, str(error)))
+                raise
+            try:
+                return loop.run()
+            finally:
+                attendance.close()
+
+    def _prepare(
+        self, directory: RunDirectory, pool: ThreadPoolExecutor, checkpoint: Checkpoint | None
+    ) -> tuple[RoundLoop, Attendance]:
+        """Enrol the sites, build the server's side, and put the checkpoint back."""
+        term = 0 if checkpoint is None else int(checkpoint.counters["term"]) + 1
+        enrolment = _Enrolment(self, directory, pool)
+        federation = enrolment.federation()
+        names = federation.names
+        secrets = self.make_secrets(term, names)
+        blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
+        enrolled = enrolment.brief(federation, secrets, term)
+        stop = partial(self._is_asked_to_stop, directory)
+        attendance = Attendance(
+            enrolled,
+            self.sites.is_idle,
+            directory.tell,
+            sites_needed(self.plan, len(names)),
+            self.plan.federation.patience,
+            stop,
+        )
+        transcript = Transcript()
+        way = partial(
+            RemoteExchange,
+            call=self.sites.call,
+            attendance=attendance,
+            pool=pool,
+            tickets=Tickets(),
+            tell=directory.tell,
+            timeout=self.plan.federation.timeout,
+            on_exchange=self.on_exchange,
+        )
+        lanes = [
+            Lane(blueprint.server(), way(lane=number, record=no_record if number else transcript.record))
+            for number, blueprint in enumerate(blueprints)
+        ]
+        loop = RoundLoop(
+            self.plan,
+            names,
+            federation.test_data,
+            federation.problem.loss,
+            lanes[0],
+            lanes[1] if len(lanes) > 1 else None,
+            directory,
+            transcript,
+            engine=self.engine,
+            checkpoint_every=1,
+            gather=attendance.gather,
+            on_contributors=attendance.contributed,
+            on_round=self.on_round,
+            should_stop=stop,
+        )
+        if checkpoint is not None:
+            loop.resume(checkpoint)
+        return loop, attendance
+
+    def _is_asked_to_stop(self, directory: RunDirectory) -> bool:
+        return self.should_stop() or directory.stop_requested
+
+    def _plans(self, checkpoint: Checkpoint | None) -> list[RunPlan]:
+        """The plan, and FedAvg beside it if that was asked for when the run began."""
+        wanted = self.reference
+        if checkpoint is not None:
+            wanted = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
+        bare = reference_plan(self.plan)
+        return [self.plan, bare] if wanted and bare != self.plan else [self.plan]
+
+
+@dataclass
+class _Enrolment:
+    """Who takes part in a term, and the facts that they are told."""
+
+    conductor: Conductor
+    directory: RunDirectory
+    pool: ThreadPoolExecutor
+    _cards: dict[str, SiteCard] = field(default_factory=dict)
+
+    def federation(self) -> Federation:
+        """The server's own view, with the members' sample counts where the plan needs them."""
+        around = self.conductor
+        view = load_server_view(around.plan, around.data_dir, around.data_settings)
+        unknown = sorted(set(around.sites.names()) - set(view.names))
+        for name in unknown:
+            self.directory.tell(MessageRefused(name, 0, f"{name} is not a site of this plan."))
+        present = [name for name in view.names if name in around.sites.names()]
+        self._cards = self._ask(present, lambda site: around.sites.introduce(site, around.plan.federation.timeout))
+        counts = self._sample_counts(view.names) if needs_sample_counts(around.plan) else dict.fromkeys(view.names, 0)
+        return view.with_members(counts)
+
+    def brief(self, federation: Federation, secrets: Secrets, term: int) -> list[str]:
+        """Tell every site the facts; returns those that are ready."""
+        around, problem = self.conductor, federation.problem
+        briefing = encode(
+            Briefing(
+                around.plan.digest(),
+                secrets.run_id,
+                term,
+                tuple(member.name for member in federation.members),
+                tuple(member.num_samples for member in federation.members),
+                problem.dataset,
+                problem.task,
+                tuple(problem.input_shape),
+                problem.num_outputs,
+                problem.loss,
+                problem.examples,
+            )
+        )
+        timeout = around.plan.federation.timeout
+        return list(self._ask(list(self._cards), lambda site: around.sites.brief(site, briefing, timeout)))
+
+    def _sample_counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Every member's, told in the first term and kept since: what a run spends must not depend on who is there."""
+        path = self.directory.path / "members.json"
+        if path.exists():
+            counts: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+            return counts
+        if missing := [name for name in names if name not in self._cards]:
+            raise SitesMissingError(
+                f"This plan's accounting needs every site's number of samples; {', '.join(missing)} told none.",
+                remedy="Start the run when all its sites are there; later they may come and go.",
+            )
+        counts = {name: self._cards[name].num_samples for name in names}
+        path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+        return counts
+
+    def _ask(self, sites: Sequence[str], ask: Callable[[str], Mapping[str, Any]]) -> dict[str, SiteCard]:
+        """The cards of those that answer as they should, in order; the others are told of."""
+        futures = {site: self.pool.submit(ask, site) for site in sites}
+        cards: dict[str, SiteCard] = {}
+        for site, future in futures.items():
+            try:
+                cards[site] = self._card(site, future.result())
+            except SiteSilentError as error:
+                self.directory.tell(SiteMissed(site, 0, "enrolment", str(error)))
+            except ProtocolError as error:
+                self.directory.tell(MessageRefused(site, 0, str(error)))
+        return cards
+
+    def _card(self, site: str, answer: Mapping[str, Any]) -> SiteCard:
+        if not isinstance(answer, Mapping) or not isinstance(data := answer.get(REPLY), bytes):
+            reason = answer.get(REFUSED) if isinstance(answer, Mapping) else None
+            raise ProtocolError(f"{site} cannot take part: {reason if isinstance(reason, str) else 'no card'}")
+        card = decode(data, [SiteCard], site)
+        around = self.conductor
+        if card.plan_digest != around.plan.digest():
+            raise ProtocolError(f"{site} runs another plan than the server.", remedy="Submit the job anew.")
+        if card.version != around.version:
+            raise ProtocolError(
+                f"{site} runs bilateral {card.version}, the server {around.version}.",
+                remedy="Install the same version.",
+            )
+        if needs_sample_counts(around.plan) != (card.num_samples > 0):
+            raise ProtocolError(f"{site} told {card.num_samples} samples, which does not fit the plan.")
+        return card
+
+
+def sites_needed(plan: RunPlan, num_members: int) -> int:
+    """How many sites a round takes to start: what the plan says, and at least what its sum needs."""
+    invited = plan.federation.num_participants(num_members)
+    masks = plan.masks(num_members)
+    if masks == "float" or plan.noise.mechanism == "published":
+        return invited  # noise that cancels in a full sum only
+    least = max(2, plan.aggregation.settings().threshold_of(invited)) if masks == "ring" else 1
+    return min(max(least, plan.federation.min_sites or 1), invited)

@@ -1,0 +1,103 @@
+"""Counting the rounds that a client has added noise in: what its budget is measured against.
+
+Formal guarantee (tests/protocols/noise/test_round_counter.py): a `FileCounter` has counted a round, on disk, before the
+noise of that round exists. A process that dies can only have counted a round that it never sent, and one that starts
+again goes on from there; so do two processes with the same file at the same time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, final
+
+from bilateral.errors import CheckpointError
+
+
+class RoundCounter(Protocol):
+    """How many rounds a client has taken part in."""
+
+    @property
+    def used(self) -> int: ...
+
+    def spend(self, limit: int | None) -> bool:
+        """Count one more round; False, and nothing is counted, if `limit` rounds are used already."""
+        ...
+
+
+@final
+class MemoryCounter:
+    """Counts as long as the process lives: enough for a simulation."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def spend(self, limit: int | None) -> bool:
+        if limit is not None and self.used >= limit:
+            return False
+        self.used += 1
+        return True
+
+
+@final
+class FileCounter:
+    """Counts in a file that outlives the process. One file a client and run; who deletes it resets the budget."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._read()  # a file that cannot be read is refused at once, not in the first round
+
+    @property
+    def used(self) -> int:
+        with self._locked():
+            return self._read()
+
+    def spend(self, limit: int | None) -> bool:
+        with self._locked():
+            used = self._read()
+            if limit is not None and used >= limit:
+                return False
+            self._write(used + 1)
+        return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._path.with_name(f"{self._path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
+            yield
+
+    def _read(self) -> int:
+        try:
+            used = json.loads(self._path.read_text(encoding="utf-8"))["rounds"]
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise self._unreadable(f"{type(error).__name__}: {error}") from error
+        if type(used) is not int or used < 0:
+            raise self._unreadable(f"expected a number of rounds, got {used!r}")
+        return used
+
+    def _write(self, used: int) -> None:
+        """Whole and on disk before this returns."""
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump({"rounds": used}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _unreadable(self, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} does not say how many rounds were used: {reason}.",
+            remedy="Without it nobody knows what was spent: restore it, or leave this client out of the run.",
+        )

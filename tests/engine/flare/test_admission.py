@@ -1,0 +1,240 @@
+"""Who is let in to a real deployment on loopback, with mutual TLS; and that its processes end when they should."""
+
+import datetime
+import json
+import shutil
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from tests.engine.flare.waiting_job import allow, write_job
+
+from bilateral.engine.flare.admin import Admin, JobState, JobStatus
+from bilateral.engine.flare.processes import LocalProcesses, free_ports
+from bilateral.engine.flare.provisioning import Deployment, provision
+from bilateral.errors import DeploymentError
+
+GOOD, WITHOUT_TRUST, FOREIGN, SELF_SIGNED, PLAIN = "good", "without-trust", "foreign", "self-signed", "plain"
+SITES = (GOOD, WITHOUT_TRUST, FOREIGN, SELF_SIGNED, PLAIN)
+HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+REPOSITORY = Path(__file__).parents[3]
+
+
+def wait_until(condition, seconds=40.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
+        time.sleep(0.1)
+
+
+def take_certificate(source, kit):
+    for name in ("client.crt", "client.key"):
+        shutil.copy(source / "startup" / name, kit / "startup" / name)
+
+
+def write_self_signed(kit):
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kit.name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, SHA256())
+        .public_bytes(Encoding.PEM)
+    )
+    (kit / "startup" / "client.crt").write_bytes(certificate)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    (kit / "startup" / "client.key").write_bytes(private)
+    return certificate
+
+
+def trust_too(kit, issuer):
+    """A hostile site trusts the server, whatever its own certificate is: only the server can turn it away."""
+    root = kit / "startup" / "rootCA.pem"
+    root.write_bytes(issuer + root.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    """Kits of which only one is as it was provisioned."""
+    (port,) = free_ports(1)
+    directory = tmp_path_factory.mktemp("admission")
+    ours = provision(Deployment("ours", "localhost", SITES, fed_learn_port=port), directory / "ours")
+    other = provision(Deployment("ours", "localhost", SITES, fed_learn_port=port), directory / "other")
+    take_certificate(other.sites[WITHOUT_TRUST], ours.sites[WITHOUT_TRUST])
+    other_root = (other.server / "startup" / "rootCA.pem").read_bytes()
+    (ours.sites[WITHOUT_TRUST] / "startup" / "rootCA.pem").write_bytes(other_root)
+    take_certificate(other.sites[FOREIGN], ours.sites[FOREIGN])
+    trust_too(ours.sites[FOREIGN], other_root)
+    trust_too(ours.sites[SELF_SIGNED], write_self_signed(ours.sites[SELF_SIGNED]))
+    config = ours.sites[PLAIN] / "startup" / "fed_client.json"
+    config.write_text(config.read_text().replace('"mtls"', '"clear"'))
+    for kit in (ours.server, ours.sites[GOOD]):
+        allow(kit)
+    return ours, other
+
+
+@pytest.fixture(scope="module")
+def processes(kits):
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with LocalProcesses(kits[0], environment) as started:
+        started.start_server()
+        started.start_sites()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def admin(kits, processes):
+    with Admin(kits[0].admin, timeout=4.0) as session:
+        wait_until(lambda: GOOD in session.connected_sites())
+        yield session
+
+
+def log(processes, name):
+    return processes.log_file(name).read_text()
+
+
+def greet(kits, who):
+    """What the server answers to the first bytes of HTTP/2, sent over TLS as `who` (None: no certificate)."""
+    context = ssl.create_default_context(cafile=str(kits.server / "startup" / "rootCA.pem"))
+    context.set_alpn_protocols(["h2"])
+    if who is not None:
+        context.load_cert_chain(who / "startup" / "client.crt", who / "startup" / "client.key")
+    with context.wrap_socket(connection(kits), server_hostname="localhost") as secured:
+        return answer(secured)
+
+
+def connection(kits):
+    config = json.loads((kits.server / "startup" / "fed_server.json").read_text())
+    return socket.create_connection(("localhost", int(config["servers"][0]["admin_port"])), timeout=10)
+
+
+def answer(stream):
+    try:
+        stream.sendall(HTTP2_GREETING)
+        return stream.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+
+
+def test_only_a_site_with_a_certificate_of_this_deployment_is_let_in(kits, processes, admin):
+    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in log(processes, WITHOUT_TRUST))
+    wait_until(lambda: log(processes, "server").count("CERTIFICATE_VERIFY_FAILED") >= 2)  # foreign and self-signed
+    wait_until(lambda: "WRONG_VERSION_NUMBER" in log(processes, "server"))  # no TLS at all
+    time.sleep(5)  # they try again and again
+    assert admin.connected_sites() == (GOOD,)
+    for name in (WITHOUT_TRUST, FOREIGN, SELF_SIGNED, PLAIN):
+        assert "Successfully registered" not in log(processes, name)
+        assert f"New client {name}" not in log(processes, "server")
+    assert "Successfully registered" in log(processes, GOOD)
+
+
+def test_the_server_itself_refuses_wrong_certificates_none_and_plain_text(kits, processes, admin):
+    ours, other = kits
+    assert greet(ours, ours.sites[GOOD])
+    assert greet(ours, ours.admin)
+    for stranger in (None, other.sites[GOOD], other.admin, ours.sites[SELF_SIGNED]):
+        assert greet(ours, stranger) == b""
+    with connection(ours) as plain:
+        assert answer(plain) == b""
+
+
+def test_an_administrator_of_another_deployment_is_refused(kits, processes, admin, capfd):
+    with (
+        Admin(kits[1].admin, timeout=3.0) as stranger,
+        pytest.raises(DeploymentError, match="no connection to the FLARE server"),
+    ):
+        stranger.connected_sites()
+    assert capfd.readouterr().out == ""
+
+
+def test_a_job_that_brings_code_is_refused(processes, admin, tmp_path):
+    job_id = admin.submit(write_job(tmp_path / "job", code="print('here')"))
+    wait_until(lambda: admin.status(job_id).has_ended)
+    assert admin.status(job_id) == JobStatus(JobState.FAILED, "FINISHED:FAILED_TO_RUN")
+    assert "BYOC not permitted" in log(processes, "server")
+    assert processes.pids(GOOD) == processes.pids(GOOD)[:1]
+
+
+def test_the_status_of_a_job_that_nobody_knows_is_an_error(admin):
+    with pytest.raises(DeploymentError, match="JobNotFound"):
+        admin.status("3e1b4f1c-0000-0000-0000-000000000000")
+
+
+def test_processes_of_a_killed_party_are_all_gone_and_the_party_can_come_back(processes, admin, tmp_path):
+    job_id = admin.submit(write_job(tmp_path / "job"))
+    wait_until(lambda: len(processes.pids(GOOD)) == 2 and len(processes.pids("server")) == 2)
+    wait_until(lambda: admin.status(job_id).state is JobState.RUNNING)
+    assert admin.sites_running(job_id) == (GOOD,)
+    assert admin.connected_sites() == (GOOD,)
+
+    processes.kill("server")
+    assert processes.pids("server") == ()
+    assert not processes.is_running("server")
+    assert len(processes.pids(GOOD)) == 2
+    with pytest.raises(DeploymentError, match="no connection"):
+        admin.status(job_id)
+
+    processes.restart("server")
+    wait_until(lambda: admin.connected_sites() == (GOOD,))
+    assert admin.status(job_id) == JobStatus(JobState.FAILED, "LOST")
+    wait_until(lambda: len(processes.pids(GOOD)) == 1)  # the site ends the job that its server does not know
+
+    processes.kill(GOOD)
+    assert processes.pids(GOOD) == ()
+    processes.restart(GOOD)
+    wait_until(lambda: log(processes, "server").count(f"New client {GOOD}") == 2)
+
+
+def test_a_party_is_not_started_twice_and_an_unknown_one_not_at_all(processes, admin):
+    with pytest.raises(DeploymentError, match="running already"):
+        processes.start("server")
+    with pytest.raises(DeploymentError, match=r"no party 'nobody'.*server, good"):
+        processes.start("nobody")
+
+
+def test_nothing_is_left_after_the_end(kits, processes, admin, tmp_path):
+    job_id = admin.submit(write_job(tmp_path / "job"))
+    wait_until(lambda: len(processes.pids(GOOD)) == 2 and len(processes.pids("server")) == 2)
+    processes.stop()
+    assert {name: processes.pids(name) for name in processes.names} == dict.fromkeys(processes.names, ())
+    with pytest.raises(DeploymentError, match="no connection"):
+        admin.status(job_id)
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    broken = provision(Deployment("broken", "localhost", ["a"], fed_learn_port=free_ports(1)[0]), tmp_path / "broken")
+    (broken.server / "startup" / "fed_server.json").write_text('{"servers": [{"service": {"target": "localhost:1"}}]}')
+    with LocalProcesses(broken) as processes, pytest.raises(DeploymentError, match=r"ended while it started.*Error"):
+        processes.start_server()
+
+
+def test_free_ports_differ():
+    assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("SUBMITTED", JobState.SUBMITTED),
+        ("DISPATCHED", JobState.SUBMITTED),
+        ("RUNNING", JobState.RUNNING),
+        ("FINISHED:COMPLETED", JobState.FINISHED),
+        ("FINISHED:ABORTED", JobState.FAILED),
+        ("FINISHED:EXECUTION_EXCEPTION", JobState.FAILED),
+        ("FINISHED:CAN_NOT_SCHEDULE", JobState.FAILED),
+    ],
+)
+def test_states_of_jobs(text, state):
+    status = JobStatus.of(text)
+    assert (status.state, status.text) == (state, text)
+    assert status.has_ended == text.startswith("FINISHED")

@@ -1,0 +1,293 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.fuel.sec.authz import AuthzContext, Person
+from nvflare.security.security import FLAuthorizer
+
+from bilateral.engine.flare.provisioning import Deployment, Kits, add_site, project_text, provision
+from bilateral.engine.flare.site_settings import DataSettings, ServerSettings, load_site_settings
+from bilateral.errors import DeploymentError, PlanError
+
+SITES = ("site-1", "site-2")
+DEPLOYMENT = Deployment(
+    "trial",
+    "localhost",
+    SITES,
+    fed_learn_port=18102,
+    data_settings={"site-2": DataSettings(options={"part": 2}, data_dir="patients")},
+    server_settings=ServerSettings(runs="all-runs"),
+    server_data=DataSettings(options={"test": True}),
+)
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    return provision(DEPLOYMENT, tmp_path_factory.mktemp("provisioned") / "trial")
+
+
+def parties(kits):
+    return [kits.server, *kits.sites.values()]
+
+
+def certificate(kit, name="client"):
+    return x509.load_pem_x509_certificate((kit / "startup" / f"{name}.crt").read_bytes())
+
+
+def public_keys(kits):
+    return {name: load_site_settings(kit).identity().public_bytes for name, kit in kits.sites.items()}
+
+
+def test_each_party_has_its_own_settings(kits):
+    assert load_site_settings(kits.server).data.options == {"test": True}
+    assert load_site_settings(kits.server).runs_directory == kits.server / "all-runs"
+    assert load_site_settings(kits.sites["site-1"]).data == DataSettings()
+    assert load_site_settings(kits.sites["site-2"]).data_directory == kits.sites["site-2"] / "patients"
+    holders = [path for path in kits.server.parent.rglob("*") if path.is_file() and b"patients" in path.read_bytes()]
+    assert holders == [kits.sites["site-2"] / "local" / "bilateral.toml"]
+
+
+def test_every_kit_pins_every_site(kits):
+    expected = public_keys(kits)
+    assert sorted(expected) == sorted(SITES)
+    assert len(set(expected.values())) == len(SITES)
+    assert all(load_site_settings(kit).pinned() == expected for kit in parties(kits))
+
+
+def test_a_private_identity_key_is_in_its_sites_kit_only_and_for_its_owner_only(kits):
+    for name, kit in kits.sites.items():
+        key_file = kit / "local" / "identity.key"
+        secret = key_file.read_bytes().strip()
+        everything = [path for path in kits.directory.rglob("*") if path.is_file()]
+        assert [path for path in everything if secret in path.read_bytes()] == [key_file], name
+        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+
+
+def test_nobody_else_on_the_machine_sees_the_root_key(kits):
+    assert stat.S_IMODE(kits.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((kits.directory / "trial" / "state").stat().st_mode) == 0o700
+
+
+def test_all_parties_speak_mutual_tls_with_certificates_of_one_root(kits):
+    for kit in (*parties(kits), kits.admin):
+        (config,) = (json.loads(path.read_text()) for path in (kit / "startup").glob("fed_*.json"))
+        part = config.get("admin") or config.get("client") or config["servers"][0]
+        assert part["connection_security"] == "mtls"
+        mine = certificate(kit, "server" if kit == kits.server else "client")
+        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+        mine.verify_directly_issued_by(root)
+        assert [name.value for name in mine.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [kit.name]
+        assert root == x509.load_pem_x509_certificate((kits.server / "startup" / "rootCA.pem").read_bytes())
+
+
+@pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "bilateral.engine.flare.processes.LocalProcesses"])
+def test_a_job_cannot_build_other_classes_than_ours(kits, path):
+    for kit in parties(kits):
+        with pytest.raises(UnsafeComponentError, match="not in allow_list"):
+            ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "nvflare.collab.runtime.controller.CollabController",
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "bilateral.engine.flare.coordinator.Coordinator",
+        "bilateral.engine.flare.site.Site",
+    ],
+)
+def test_a_job_can_build_our_classes(kits, path):
+    for kit in parties(kits):
+        ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+
+
+@pytest.mark.parametrize(
+    ("right", "allowed"),
+    [("submit_job", True), ("view", True), ("abort_job", True), ("byoc", False), ("cat", False), ("clone_job", False)],
+)
+def test_no_administrator_may_send_code_or_read_files_of_a_party(kits, right, allowed):
+    admin = Person("admin@bilateral.org", "bilateral", "project_admin")
+    for kit in parties(kits):
+        policy = json.loads((kit / "local" / "authorization.json").read_text())
+        context = AuthzContext(user=admin, submitter=admin, right=right)
+        assert FLAuthorizer("bilateral", policy).authorize(context)[0] == allowed
+
+
+def test_logs_and_data_of_a_site_stay_there(kits):
+    for kit in kits.sites.values():
+        resources = json.loads((kit / "local" / "resources.json").read_text())
+        assert resources["allow_log_streaming"] is False
+        assert "site_log_streamer" not in [component["id"] for component in resources["components"]]
+
+
+def test_a_server_keeps_its_jobs_in_its_kit_wherever_that_is_moved(kits):
+    text = (kits.server / "local" / "resources.json").read_text()
+    assert "/tmp" not in text
+    assert str(kits.directory) not in text
+    assert 'export BILATERAL_KIT="$WORKSPACE"' in (kits.server / "startup" / "sub_start.sh").read_text()
+
+
+def test_start_scripts_are_whole(kits):
+    for kit in parties(kits):
+        for script in (kit / "startup").glob("*.sh"):
+            assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+            assert os.access(script, os.X_OK)
+
+
+def test_kits_are_found_again(kits):
+    assert Kits.open(kits.directory) == kits
+
+
+def test_provisioning_prints_nothing(tmp_path, capfd):
+    provision(Deployment("quiet", "127.0.0.1", ["a"]), tmp_path / "quiet")
+    assert capfd.readouterr() == ("", "")
+
+
+@given(
+    names=st.lists(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True), min_size=1, max_size=5, unique=True),
+    options=st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans()), max_size=3),
+    ports=st.tuples(st.integers(1, 65535), st.none() | st.integers(1, 65535)),
+)
+@settings(deadline=None, derandomize=True, max_examples=50)
+def test_the_project_file_says_what_the_deployment_says(names, options, ports):
+    some = {names[0]: DataSettings(options=options)}
+    text = project_text(
+        Deployment("x", "host", names, fed_learn_port=ports[0], admin_port=ports[1], data_settings=some)
+    )
+    server, *sites, admin = yaml.safe_load(text)["participants"]
+    assert [site["name"] for site in sites] == names
+    assert {site["type"] for site in sites} == {"client"}
+    assert sites[0].get("bilateral", {}).get("data", {}).get("options", {}) == options
+    assert (server["name"], server["fed_learn_port"], server.get("admin_port")) == ("host", *ports)
+    assert (admin["type"], admin["role"]) == ("admin", "project_admin")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        "name", ["", "a b", "a/b", "..", "a.b", "a\n", " a", "ä", "server", "Server", "a" * 64, "a@b", '"', "a:b"]
+    )
+    def test_names_that_flare_does_not_take(self, tmp_path, name):
+        with pytest.raises(PlanError, match="site's name"):
+            provision(Deployment("x", "localhost", ["good", name]), tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            ({"sites": ["a", "b", "a"]}, "'a' is given twice"),
+            ({"sites": ["a", "A"]}, "'A' is given twice"),
+            ({"sites": ["localhost"]}, "'localhost' is given twice"),
+            ({"sites": []}, "one or more sites"),
+            ({"sites": "site"}, "list of one or more"),
+            ({"data_settings": {"c": DataSettings()}}, "'c', but no such site"),
+            ({"server_host": "not a host"}, "server's host"),
+            ({"organisation": "an org"}, "organisation"),
+            ({"admin": "root"}, "e-mail"),
+            ({"name": "../x"}, "deployment's name"),
+            ({"fed_learn_port": 0}, "port between"),
+            ({"admin_port": 70000}, "port between"),
+            ({"scheme": "ftp"}, "scheme 'ftp'"),
+        ],
+    )
+    def test_what_makes_no_sense(self, tmp_path, change, problem):
+        values = {"name": "x", "server_host": "localhost", "sites": ["a", "b"], **change}
+        with pytest.raises(PlanError, match=problem):
+            provision(Deployment(**values), tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+
+    def test_a_directory_with_something_in_it(self, tmp_path):
+        (tmp_path / "precious").write_text("data")
+        with pytest.raises(PlanError, match="empty directory"):
+            provision(DEPLOYMENT, tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+    def test_opening_what_is_no_deployment(self, tmp_path):
+        with pytest.raises(DeploymentError, match="no project file"):
+            Kits.open(tmp_path)
+        (tmp_path / "project.yml").write_text("[1, 2]")
+        with pytest.raises(DeploymentError, match="not a FLARE project file"):
+            Kits.open(tmp_path)
+        (tmp_path / "project.yml").write_text(project_text(DEPLOYMENT))
+        with pytest.raises(DeploymentError, match=r"no kits.*nvflare provision"):
+            Kits.open(tmp_path)
+
+
+class TestLaterChanges:
+    @pytest.fixture
+    def before(self, tmp_path):
+        return provision(DEPLOYMENT, tmp_path / "trial")
+
+    def unchanged(self, before, after):
+        for name in SITES:
+            old, new = before.sites[name], after.sites[name]
+            assert old != new
+            assert certificate(old) == certificate(new)
+            assert load_site_settings(old).identity().public_bytes == load_site_settings(new).identity().public_bytes
+            assert load_site_settings(old).data == load_site_settings(new).data
+
+    def test_an_added_site_is_pinned_by_all_and_the_others_keep_their_keys(self, before):
+        after = add_site(before.directory, "site-3", DataSettings(options={"part": 3}))
+        self.unchanged(before, after)
+        assert sorted(after.sites) == ["site-1", "site-2", "site-3"]
+        assert all(load_site_settings(kit).pinned() == public_keys(after) for kit in parties(after))
+        assert load_site_settings(after.sites["site-3"]).data.options == {"part": 3}
+        assert load_site_settings(after.server).runs_directory.name == "all-runs"
+        certificate(after.sites["site-3"]).verify_directly_issued_by(
+            x509.load_pem_x509_certificate((before.server / "startup" / "rootCA.pem").read_bytes())
+        )
+
+    @pytest.mark.parametrize("name", ["site-1", "SITE-1", "localhost", "a b", "server"])
+    def test_a_site_that_cannot_be_added_changes_nothing(self, before, name):
+        text = before.project_file.read_text()
+        with pytest.raises(PlanError):
+            add_site(before.directory, name)
+        assert before.project_file.read_text() == text
+        assert Kits.open(before.directory) == before
+
+    def test_a_private_key_that_was_handed_out_and_deleted_is_not_replaced(self, before):
+        for kit in before.sites.values():
+            (kit / "local" / "identity.key").unlink()
+        pinned = load_site_settings(before.server).pinned()
+        after = add_site(before.directory, "site-3")
+        assert not (after.sites["site-1"] / "local" / "identity.key").exists()
+        assert {name: load_site_settings(after.server).pinned()[name] for name in SITES} == pinned
+
+    def test_a_key_of_somebody_else_is_noticed(self, before):
+        first, second = (before.sites[name] / "local" / "identity.key" for name in SITES)
+        first.write_bytes(second.read_bytes())
+        with pytest.raises(DeploymentError, match="not the one that was pinned for site-1"):
+            add_site(before.directory, "site-3")
+
+    def test_flares_own_command_makes_the_same_kits(self, before, tmp_path):
+        command = Path(sys.executable).parent / "nvflare"
+        done = subprocess.run(
+            [command, "provision", "-p", "project.yml", "-w", ".", "--force"],
+            cwd=before.directory,
+            env={**os.environ, "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        after = Kits.open(before.directory)
+        self.unchanged(before, after)
+        for old, new in zip(parties(before), parties(after), strict=True):
+            for path in (
+                "local/resources.json",
+                "local/authorization.json",
+                "local/bilateral.toml",
+                "startup/sub_start.sh",
+            ):
+                assert (old / path).read_text() == (new / path).read_text()

@@ -1,0 +1,136 @@
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bilateral.engine.flare.kit_builder import write_new_identity
+from bilateral.engine.flare.site_settings import DataSettings, SiteSettings, load_site_settings
+from bilateral.errors import DeploymentError
+from bilateral.protocols.mask.keys import is_signed
+
+KEY = "ab" * 32
+
+
+def write(kit, text):
+    path = kit / "local" / "bilateral.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+values = st.recursive(
+    st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    options=st.dictionaries(st.text(min_size=1), values, max_size=4),
+    data_dir=st.none() | st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1),
+    keys=st.dictionaries(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), st.binary(min_size=32, max_size=32)),
+)
+@settings(deadline=None, derandomize=True, max_examples=50)
+def test_every_setting_survives_toml(tmp_path_factory, options, data_dir, keys):
+    data = DataSettings(options=options, data_dir=data_dir)
+    pinned = {name: key.hex() for name, key in keys.items()}
+    kit = tmp_path_factory.mktemp("kit")
+    found = load_site_settings(
+        write(kit, tomli_w.dumps({"data": data.model_dump(exclude_none=True), "identities": pinned}))
+    )
+    assert found.data == data
+    assert found.pinned() == keys
+
+
+def test_relative_paths_are_relative_to_the_kit_wherever_one_reads_from(tmp_path, monkeypatch):
+    path = write(tmp_path / "kit", '[data]\ndata_dir = "mine"\n[server]\nruns = "runs"\n')
+    monkeypatch.chdir(tmp_path)
+    for found in (load_site_settings("kit"), load_site_settings("kit/local/bilateral.toml"), load_site_settings(path)):
+        assert found.data_directory == tmp_path / "kit" / "mine"
+        assert found.runs_directory == tmp_path / "kit" / "runs"
+
+
+def test_an_absolute_data_directory_stays_as_it_is(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    found = load_site_settings(write(tmp_path / "kit", tomli_w.dumps({"data": {"data_dir": str(elsewhere)}})))
+    assert found.data_directory == elsewhere
+
+
+def test_no_data_directory_is_none(tmp_path):
+    assert load_site_settings(write(tmp_path, "")).data_directory is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[data]\ndatadir = 'x'\n", r"data\.datadir.*not a setting"),
+        ("[server]\nruns = 3\n", r"server\.runs"),
+        (f"[identities]\nsite-1 = '{KEY[:-1]}'\n", r"identities\.site-1"),
+        (f"[identities]\nsite-1 = '{KEY.upper()}'\n", r"identities\.site-1"),
+        (f"[identities]\nsite-1 = '''{KEY}\n'''\n", r"identities\.site-1"),
+        ("[data\n", "not a readable TOML"),
+        ("whatever = 1\n", "whatever.*not a setting"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name_and_file(tmp_path, text, problem):
+    path = write(tmp_path, text)
+    with pytest.raises(DeploymentError, match=problem) as caught:
+        load_site_settings(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_settings_say_who_writes_them(tmp_path):
+    with pytest.raises(DeploymentError, match="bilateral deploy"):
+        load_site_settings(tmp_path)
+
+
+def test_a_server_has_no_identity_and_a_site_no_runs(tmp_path):
+    with pytest.raises(DeploymentError, match=r"no section \[identity\]"):
+        load_site_settings(write(tmp_path, "[server]\n")).identity()
+    with pytest.raises(DeploymentError, match=r"no section \[server\]"):
+        _ = load_site_settings(write(tmp_path, "[identity]\n")).runs_directory
+
+
+class TestIdentity:
+    @pytest.fixture
+    def kit(self, tmp_path):
+        write(tmp_path, '[identity]\nkey_file = "local/identity.key"\n')
+        return tmp_path
+
+    def test_the_key_read_back_signs_as_the_one_written(self, kit):
+        written = write_new_identity(kit / "local" / "identity.key")
+        found = load_site_settings(kit).identity()
+        assert found.public_bytes == written.public_bytes
+        assert is_signed(written.public_bytes, found.sign(b"message"), b"message")
+
+    def test_a_new_key_never_replaces_one(self, kit):
+        write_new_identity(kit / "local" / "identity.key")
+        with pytest.raises(FileExistsError):
+            write_new_identity(kit / "local" / "identity.key")
+
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o644, 0o777])
+    def test_a_key_that_others_can_read_is_refused(self, kit, mode):
+        path = kit / "local" / "identity.key"
+        write_new_identity(path)
+        path.chmod(mode)
+        with pytest.raises(DeploymentError, match=f"{mode:o}.*chmod 600") as caught:
+            load_site_settings(kit).identity()
+        assert path.read_text().strip() not in str(caught.value)
+
+    @pytest.mark.parametrize("content", ["", "ab" * 31, "ab" * 33, "AB" * 32, "zz" * 32, "ab" * 16 + "\n" + "ab" * 16])
+    def test_a_malformed_key_is_refused_and_not_shown(self, kit, content):
+        path = kit / "local" / "identity.key"
+        path.write_text(content)
+        path.chmod(0o600)
+        with pytest.raises(DeploymentError, match="hexadecimal") as caught:
+            load_site_settings(kit).identity()
+        assert not content or content not in str(caught.value)
+
+    def test_a_missing_key_is_named(self, kit):
+        with pytest.raises(DeploymentError, match=r"no identity key.*identity\.key"):
+            load_site_settings(kit).identity()
+
+
+def test_settings_of_nothing_are_the_defaults():
+    assert SiteSettings().data == DataSettings()
+    assert SiteSettings().pinned() == {}

@@ -1,0 +1,125 @@
+"""Counting rounds: what is spent stays spent."""
+
+import json
+import multiprocessing
+import os
+
+import pytest
+import torch
+
+from bilateral.errors import CheckpointError, ProtocolError
+from bilateral.protocols.messages import Upload
+from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.noise.round_counter import FileCounter, MemoryCounter
+from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings
+from bilateral.randomness import SeededRandomness
+
+
+@pytest.fixture(params=["memory", "file"])
+def counter(request, tmp_path):
+    return MemoryCounter() if request.param == "memory" else FileCounter(tmp_path / "spent.json")
+
+
+def test_a_counter_counts_up_to_its_limit_and_no_further(counter):
+    assert [counter.spend(3) for _ in range(5)] == [True, True, True, False, False]
+    assert counter.used == 3
+
+
+def test_without_a_limit_every_round_is_counted(counter):
+    assert all(counter.spend(None) for _ in range(5))
+    assert counter.used == 5
+
+
+def make_noise(path, max_rounds=3):
+    settings = SoundNoiseSettings(ClipSettings(1.0, "client"), 1.0, 2)
+    return DistributedGaussian("anna", settings, SeededRandomness(0), max_rounds=max_rounds, counter=FileCounter(path))
+
+
+def upload(round_index):
+    return Upload(round_index, 1, torch.zeros(1, 5), torch.zeros(0))
+
+
+def test_a_restart_does_not_reset_the_budget(tmp_path):
+    path = tmp_path / "site" / "spent.json"
+    first = make_noise(path)
+    first.add_noise(upload(0), 0)
+    first.add_noise(upload(1), 1)
+    again = make_noise(path)
+    again.add_noise(upload(2), 2)
+    with pytest.raises(ProtocolError, match="anna has taken part in 3 rounds"):
+        again.add_noise(upload(3), 3)
+    with pytest.raises(ProtocolError, match="anna has taken part in 3 rounds"):
+        make_noise(path).add_noise(upload(4), 4)
+
+
+def test_the_round_is_on_disk_before_its_noise_exists(tmp_path, monkeypatch):
+    path, on_disk = tmp_path / "spent.json", []
+    noise = make_noise(path)
+    drawn = noise._noisy
+
+    def watched(*arguments):
+        on_disk.append(json.loads(path.read_text())["rounds"])
+        return drawn(*arguments)
+
+    monkeypatch.setattr(noise, "_noisy", watched)
+    noise.add_noise(upload(0), 0)
+    assert on_disk == [1]
+
+
+def test_a_crash_while_counting_leaves_the_old_count_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "spent.json"
+    counter = FileCounter(path)
+    counter.spend(None)
+
+    def crash(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(KeyboardInterrupt):
+        counter.spend(None)
+    monkeypatch.undo()
+    assert FileCounter(path).used == 1
+    assert FileCounter(path).spend(2)
+    assert not FileCounter(path).spend(2)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "7", '{"rounds": -1}', '{"rounds": "3"}', '{"rounds": true}', '{"rounds": 1.5}', "[]", "{}"]
+)
+def test_a_file_that_does_not_say_what_was_spent_is_refused(tmp_path, content):
+    path = tmp_path / "spent.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=r"spent\.json does not say how many rounds were used"):
+        FileCounter(path)
+    assert path.read_text() == content
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "spent.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError):
+        FileCounter(path)
+
+
+def test_a_file_that_is_spoilt_during_the_run_is_refused_too(tmp_path):
+    counter = FileCounter(tmp_path / "spent.json")
+    counter.spend(None)
+    (tmp_path / "spent.json").write_text("{")
+    with pytest.raises(CheckpointError):
+        counter.spend(None)
+
+
+def _spend_often(path, times):
+    counter = FileCounter(path)
+    for _ in range(times):
+        counter.spend(None)
+
+
+def test_two_processes_with_one_file_lose_no_round(tmp_path):
+    path, fork = tmp_path / "spent.json", multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_spend_often, args=(path, 25)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert FileCounter(path).used == 75
