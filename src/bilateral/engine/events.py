@@ -37,7 +37,10 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class RoundDone(Event):
-    """A round changed the model. `contributors`: whose uploads are in it."""
+    """A round changed the model. `contributors`: whose uploads are in it.
+
+    `gradient_digest` identifies the gradient that the server recovered: equal on two engines, equal bit for bit.
+    """
 
     event: ClassVar[str] = "round_done"
     round: int
@@ -45,6 +48,7 @@ class RoundDone(Event):
     contributors: tuple[str, ...]
     megabytes_up: float
     megabytes_down: float
+    gradient_digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ An engine brings the server's side of the training, an `Exchange` to its clients
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bilateral.data import Split
 from bilateral.engine.checkpoint import Checkpoint, restore, save_checkpoint, training_tensors
@@ -243,6 +245,7 @@ class RoundLoop:
                 tuple(contributors),
                 (self.transcript.bytes_up - up) / 1e6,
                 (self.transcript.bytes_down - down) / 1e6,
+                _digest(self.main.training.last_gradient),
             )
         )
         if self.reference is not None:  # FedAvg over the same clients
@@ -340,3 +343,9 @@ class RoundLoop:
             self.directory.write_result(result.as_dict())
         self.tell(RunEnded(self._next_round, finished, "the plan's rounds are done" if finished else "asked to stop"))
         return result
+
+
+def _digest(gradient: Tensor | None) -> str:
+    if gradient is None:
+        return ""
+    return hashlib.sha256(gradient.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]

@@ -219,14 +219,18 @@ class RunPlan(_Section):
                 raise ValueError(f"`federation.min_sites` is {federation.min_sites}, but a round has {most} clients")
         return self
 
-    def digest(self) -> str:
-        """A fingerprint of the plan; checkpoints carry it so that they are not resumed under another plan.
+    def fingerprint(self) -> str:
+        """SHA-256 of the plan, in hex: what the operators of a deployment agree to.
 
         How long the server waits, and for how many, is left out: an operator may change that between two terms.
         """
         unset = {name for name in ("sites", "server") if not getattr(self.data, name)}  # as in plans from before
         text = self.model_dump_json(exclude={"federation": {"timeout", "min_sites", "patience"}, "data": unset})
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def digest(self) -> str:
+        """The start of the fingerprint; checkpoints carry it so that they are not resumed under another plan."""
+        return self.fingerprint()[:16]
 
     def with_settings(self, settings: dict[str, Any]) -> RunPlan:
         """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""

@@ -34,6 +34,8 @@ class Training:
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
+    last_gradient: Tensor | None = None
+    """As recovered from the last round's sum."""
 
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.
@@ -57,6 +59,7 @@ class Training:
                 f"The aggregated gradient of round {round_index} holds NaN or infinite values.",
                 remedy="Lower the learning rate; the last checkpoint is from before.",
             )
+        self.last_gradient = update.gradient
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
         update_running_statistics(self.model, self.graph, update.statistics)
         if not bool(torch.isfinite(self.weights()).all()):

@@ -115,7 +115,15 @@ def test_a_job_can_build_our_classes(kits, path):
 
 @pytest.mark.parametrize(
     ("right", "allowed"),
-    [("submit_job", True), ("view", True), ("abort_job", True), ("byoc", False), ("cat", False), ("clone_job", False)],
+    [
+        ("submit_job", True),
+        ("view", True),
+        ("abort_job", True),
+        ("app_command", True),
+        ("byoc", False),
+        ("cat", False),
+        ("clone_job", False),
+    ],
 )
 def test_no_administrator_may_send_code_or_read_files_of_a_party(kits, right, allowed):
     admin = Person("admin@bilateral.org", "bilateral", "project_admin")

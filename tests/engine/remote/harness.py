@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.federation import load_federation, member_names
 from bilateral.engine.remote.conductor import Conductor
 from bilateral.engine.remote.exchange import SiteSilentError
@@ -81,7 +82,7 @@ class LocalSites:
         with ONE_AT_A_TIME:
             return self.desks[site].brief(briefing)
 
-    def is_idle(self, site):
+    def ping(self, site):
         return self.desks[site].is_idle()
 
     def call(self, site, lane, ticket, packet, timeout):
@@ -100,6 +101,10 @@ class LocalSites:
 
 def conduct(plan, path, sites=None, **settings):
     """One term over local sites."""
+    return make_conductor(plan, path, sites, **settings).conduct()
+
+
+def make_conductor(plan, path, sites=None, **settings):
     sites = sites or LocalSites(plan, reference=settings.get("reference", False))
     return Conductor(
         plan,
@@ -109,7 +114,7 @@ def conduct(plan, path, sites=None, **settings):
         VERSION,
         "local",
         **settings,
-    ).conduct()
+    )
 
 
 def silent_at(site: str, stage: str, rounds) -> Fault:
@@ -136,4 +141,13 @@ def undisturbed(plan, contributors_by_round):
             training.advance(round_index, contributors, exchange)
         except ThresholdError as error:  # the oracle itself must not fail
             raise AssertionError(f"round {round_index + 1}: {error}") from error
+    return training.weights()
+
+
+def weights_in(checkpoint, plan):
+    """The model in a checkpoint, in the order of `Training.weights`."""
+    training = make_blueprint(plan, load_federation(plan)).server()
+    prefix = f"{training.protection}/model/"
+    tensors = load_checkpoint(checkpoint).tensors
+    training.model.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
     return training.weights()

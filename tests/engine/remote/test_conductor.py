@@ -1,6 +1,8 @@
 """A federation over the remote engine, without FLARE: the same model as in one process, and faults at every stage."""
 
 import json
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -11,8 +13,10 @@ from tests.engine.remote.harness import (
     Killed,
     LocalSites,
     conduct,
+    make_conductor,
     silent_at,
     undisturbed,
+    weights_in,
 )
 from tests.engine.test_in_process import plan
 
@@ -104,7 +108,7 @@ def test_a_site_that_dies_at_any_stage_is_out_and_the_rest_go_on(tmp_path, stage
         assert ("client-2" in found[3]) == uploaded
     expected = undisturbed(chosen, found)
     checkpoint = RunDirectory(tmp_path / "run").checkpoint
-    assert relative_difference(_weights_in(checkpoint, chosen), expected) < 1e-6
+    assert relative_difference(weights_in(checkpoint, chosen), expected) < 1e-6
 
 
 def test_a_site_that_comes_back_is_in_the_rounds_again(tmp_path):
@@ -167,13 +171,35 @@ def test_a_slow_site_is_missed_and_sits_out_longer_each_time(tmp_path):
 
 
 def _slow(site):
-    import time
-
     def fault(call: Call) -> None:
         if call.site == site and call.stage == "training":
             time.sleep(0.4)
 
     return fault
+
+
+def test_a_dead_site_is_not_waited_for_as_long_as_a_slow_one(tmp_path):
+    chosen = small(training__rounds=3, federation__timeout=60.0)
+    dead = threading.Event()
+
+    def fault(call: Call) -> None:
+        if call.site == "client-4" and call.stage == "training":
+            dead.wait(20)  # a call into the void
+            raise SiteSilentError("timed out")
+
+    sites = LocalSites(chosen, fault)
+    sites.ping = lambda site: None if site == "client-4" else True
+    started = time.monotonic()
+    conductor = make_conductor(chosen, tmp_path / "run", sites)
+    conductor.ping_after = 0.2
+    try:
+        conductor.on_round = lambda report: dead.set() if report.round_index == 3 else None
+        conductor.conduct()
+    finally:
+        dead.set()
+    assert time.monotonic() - started < 15
+    (missed,) = events(tmp_path / "run", "site_missed")
+    assert "no sign of life" in missed["reason"]
 
 
 def test_too_few_sites_are_waited_for_and_then_the_run_stops_with_its_checkpoint(tmp_path):
@@ -184,7 +210,7 @@ def test_too_few_sites_are_waited_for_and_then_the_run_stops_with_its_checkpoint
             raise SiteSilentError("gone")
 
     sites = LocalSites(chosen, fault)
-    sites.is_idle = lambda site: False
+    sites.ping = lambda site: None
     with pytest.raises(SitesMissingError, match="needs 3 sites, 1 are there: client-1"):
         conduct(chosen, tmp_path / "run", sites)
     assert events(tmp_path / "run", "waiting")[-1]["needed"] == 3
@@ -257,14 +283,3 @@ def test_a_stop_request_is_heard_after_the_round(tmp_path):
     result = conduct(chosen, directory.path, on_round=lambda report: directory.request_stop())
     assert (result.rounds, result.finished) == (2, False)
     assert conduct(chosen, directory.path).finished
-
-
-def _weights_in(path, chosen):
-    from bilateral.engine.federation import load_federation
-    from bilateral.engine.setup import make_blueprint
-
-    training = make_blueprint(chosen, load_federation(chosen)).server()
-    prefix = f"{training.protection}/model/"
-    tensors = load_checkpoint(path).tensors
-    training.model.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
-    return training.weights()

@@ -46,11 +46,11 @@ class FlareSites:
     def call(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
         return _mapping(self._do(site, timeout, "deliver", lane, ticket, packet))
 
-    def is_idle(self, site: str) -> bool:
+    def ping(self, site: str) -> bool | None:
         try:
             return self._do(site, PING_TIMEOUT, "is_idle") is True
         except SiteSilentError:
-            return False
+            return None
 
     def _do(self, site: str, timeout: float, method: str, *arguments: Any) -> Any:
         try:

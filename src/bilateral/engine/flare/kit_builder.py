@@ -57,7 +57,7 @@ OPTIONS = {
 }
 """FLARE reads these from the command line only, so they stand in `startup/sub_start.sh`."""
 _IDENTITIES = "bilateral_identities.json"
-_ALLOWED = ("submit_job", "manage_job", "download_job", "view", "operate")
+_ALLOWED = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
 _REFUSED = ("clone_job", "shell_commands", "byoc", "server-predeployed-flwr")
 _TELLING_LOGGERS = (
     "nvflare.private.fed.server.client_manager",  # a site joined or left

@@ -129,6 +129,7 @@ class LocalProcesses:
     def pids(self, name: str) -> tuple[int, ...]:
         """All living processes of a party; the parent, if it lives, first."""
         self.kit(name)
+        self.is_running(name)  # reaps a dead parent: job processes end when theirs is gone, and a zombie is not gone
         mark, found = self._mark(name), []
         for process in psutil.process_iter():
             try:

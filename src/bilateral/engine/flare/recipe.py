@@ -17,6 +17,10 @@ MAX_THREADS = 64
 class CodelessRecipe(CollabRecipe):
     """Ships no source: sites run the `bilateral` that their operators installed, and refuse jobs that bring code."""
 
+    def __init__(self, job_name: str, **settings: Any) -> None:
+        super().__init__(job_name, **settings)
+        self._job.set_app_packages(["bilateral"])  # installed everywhere: FLARE's packer need not copy it either
+
     @staticmethod
     def _user_source_entries(objs: Any) -> list[tuple[str, str | None]]:  # noqa: ARG004
         return []
@@ -31,13 +35,18 @@ def make_recipe(
     data_dir: Path | None = None,
     min_sites: int = 1,
     name: str = "bilateral",
+    coordinator: type[Coordinator] = Coordinator,
+    site: type[Site] = Site,
 ) -> CodelessRecipe:
-    """The recipe of one term. `min_sites`: FLARE starts the job with so many, and ends it when fewer are left."""
+    """The recipe of one term. `min_sites`: FLARE starts the job with so many, and ends it when fewer are left.
+
+    `coordinator` and `site`: the two ends; the benchmark has its own (`timing`), which no kit of a deployment lists.
+    """
     text, folder = plan.model_dump_json(), str(data_dir) if data_dir else ""
     return CodelessRecipe(
         name,
-        server=Coordinator(text, output, engine, reference, folder),
-        client=Site(text, reference, folder),
+        server=coordinator(text, output, engine, reference, folder),
+        client=site(text, reference, folder),
         min_clients=min_sites,
         sync_task_timeout=max(60.0, plan.federation.timeout),
         max_call_threads_for_server=MAX_THREADS,

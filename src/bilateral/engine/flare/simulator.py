@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bilateral.engine.flare.kit_builder import JOB_CLASSES
 from bilateral.engine.flare.surroundings import plan_of_job
@@ -42,8 +43,9 @@ def start_simulator(
     *,
     reference: bool,
     data_dir: Path | None,
+    module: str = "bilateral.engine.flare.simulator",
 ) -> subprocess.Popen[bytes]:
-    """Start the simulator; what it prints goes to `simulator.log` in the workspace."""
+    """Start the simulator; what it prints goes to `simulator.log` in the workspace. `module` is run, with the job."""
     job = SimulatedJob(
         plan.model_dump_json(),
         str(output.resolve()),
@@ -57,7 +59,7 @@ def start_simulator(
     file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     with (workspace / "simulator.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "bilateral.engine.flare.simulator", str(file)],
+            [sys.executable, "-m", module, str(file)],
             cwd=workspace,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -67,15 +69,15 @@ def start_simulator(
         )
 
 
-def main(file: Path) -> None:
-    """Run a simulated job to its end."""
+def main(file: Path, classes: Sequence[str] = (), **ends: Any) -> None:
+    """Run a simulated job to its end. `classes`: what it may build besides ours; `ends`: see `make_recipe`."""
     from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
 
     from bilateral.engine.flare.recipe import make_recipe  # noqa: PLC0415
 
     job = SimulatedJob(**json.loads(file.read_text(encoding="utf-8")))
     workspace = Path(job.workspace)
-    _allow_only_our_classes(workspace / JOB_NAME)
+    _allow_only(workspace / JOB_NAME, (*JOB_CLASSES, *classes))
     recipe = make_recipe(
         plan_of_job(job.plan),
         job.output,
@@ -84,17 +86,18 @@ def main(file: Path) -> None:
         data_dir=Path(job.data_dir) if job.data_dir else None,
         min_sites=len(job.sites),
         name=JOB_NAME,
+        **ends,
     )
     recipe.run(
         SimEnv(clients=list(job.sites), num_threads=len(job.sites), workspace_root=str(workspace), log_config="WARNING")
     )
 
 
-def _allow_only_our_classes(workspace: Path) -> None:
+def _allow_only(workspace: Path, classes: Sequence[str]) -> None:
     """The same limit as in the kits of a deployment: what runs here would run there."""
     local = workspace / "local"
     local.mkdir(parents=True, exist_ok=True)
-    resources = {"format_version": 2, "class_allow_list": list(JOB_CLASSES)}
+    resources = {"format_version": 2, "class_allow_list": list(classes)}
     (local / "resources.json").write_text(json.dumps(resources, indent=2), encoding="utf-8")
 
 

@@ -8,14 +8,21 @@
     key_file = "local/identity.key"
     [identities]                # public keys of all sites, pinned
     site-1 = "6f1d..."
+    [plans]
+    accepted = ["0c4e..."]      # fingerprints of the plans that this party's operator agreed to
     [server]                    # the server only
     runs = "runs"
 
 Nothing here is ever sent to another party. Relative paths are relative to the kit directory.
+
+Guarantee: a party takes part in no plan whose fingerprint is not in its own file. Whoever submits jobs could otherwise
+send a plan without masks, or with a loader of their choice, and read everything: an operator agrees to a plan, not to a
+server.
 """
 
 from __future__ import annotations
 
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -24,10 +31,13 @@ from typing import Annotated, Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from bilateral.errors import DeploymentError
+from bilateral.engine.plan import RunPlan
+from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
 
 SETTINGS_FILE = "bilateral.toml"
+FINGERPRINT_PATTERN = r"^[0-9a-f]{64}$"
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PublicKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
@@ -48,6 +58,12 @@ class IdentitySettings(_Section):
     key_file: str = "local/identity.key"
 
 
+class PlanSettings(_Section):
+    """`accepted`: fingerprints (`RunPlan.fingerprint`) of the plans that this party takes part in."""
+
+    accepted: tuple[Annotated[str, Field(pattern=FINGERPRINT_PATTERN)], ...] = ()
+
+
 class ServerSettings(_Section):
     """`runs`: the directory in which run directories live."""
 
@@ -60,6 +76,7 @@ class SiteSettings(_Section):
     data: DataSettings = DataSettings()
     identity_settings: IdentitySettings | None = Field(default=None, alias="identity")
     identities: dict[str, _PublicKey] = Field(default_factory=dict)
+    plans: PlanSettings = PlanSettings()
     server: ServerSettings | None = None
     _kit: Path = PrivateAttr(default=Path())
 
@@ -78,6 +95,26 @@ class SiteSettings(_Section):
         if self.server is None:
             raise DeploymentError(f"{_file(self._kit)} has no section [server].", remedy="Only a server has runs.")
         return self._kit / self.server.runs
+
+    def run_directory(self, name: str) -> Path:
+        """The directory of one run at the server. A job gives the name: a plain one, that leads nowhere else."""
+        check_run_name(name)
+        return self.runs_directory / name
+
+    def spent_file(self, plan: RunPlan) -> Path:
+        """Where a site counts the rounds of a plan that it added noise in, over all runs of that plan."""
+        return self._kit / "spent" / f"{plan.fingerprint()}.json"
+
+    def check_accepted(self, plan: RunPlan) -> None:
+        """Refuse a plan that this party's operator has not agreed to."""
+        fingerprint = plan.fingerprint()
+        if fingerprint not in self.plans.accepted:
+            raise PlanError(
+                f"The plan with the fingerprint {fingerprint} is not among those that were accepted here "
+                f"({len(self.plans.accepted)} are).",
+                remedy=f'If the operator agrees to it, add "{fingerprint}" to `accepted` under [plans] in '
+                f"local/{SETTINGS_FILE} of this kit.",
+            )
 
     def pinned(self) -> dict[str, bytes]:
         """The public identity keys of all sites."""
@@ -108,10 +145,20 @@ def load_site_settings(path: str | Path) -> SiteSettings:
         problems = "; ".join(_explain(problem) for problem in error.errors(include_url=False))
         raise DeploymentError(
             f"Site settings {path}: {problems}.",
-            remedy="Sections: [data] data_dir, options; [identity] key_file; [identities] site = hex; [server] runs.",
+            remedy="Sections: [data] data_dir, options; [identity] key_file; [identities] site = hex; "
+            "[plans] accepted; [server] runs.",
         ) from error
     settings._kit = path.resolve().parent.parent
     return settings
+
+
+def check_run_name(name: str) -> None:
+    """Refuse what is not a plain name for a run's directory."""
+    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+        raise PlanError(
+            f"Expected a run's name of letters, digits, dots, - and _, at most 100, got {name!r}.",
+            remedy="It begins with a letter or a digit, and is no path.",
+        )
 
 
 def read_identity(path: Path) -> Identity:

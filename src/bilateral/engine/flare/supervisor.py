@@ -165,13 +165,6 @@ class Supervisor:
                 continue
             if status.has_ended:
                 return status
-            if status.state is JobState.RUNNING and progress is None:
-                # The server knows of the job but runs none: it was restarted.
-                lost_since = lost_since or now
-                if now - lost_since > SETTLE_SECONDS:
-                    self.admin.abort(job_id)
-                    return JobStatus(JobState.FAILED, "the server lost the job")
-                continue
             lost_since = None
             if progress is None or asked:
                 continue

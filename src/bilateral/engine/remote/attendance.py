@@ -12,8 +12,8 @@ from bilateral.errors import SitesMissingError
 
 PING_EVERY = 1.0
 MAX_ROUNDS_OUT = 15
-Ping = Callable[[str], bool]
-"""Is the site there, with nothing left to do? Returns False (never raises) if it is not."""
+Ping = Callable[[str], bool | None]
+"""Is the site there? None: no answer; False: there and at work; True: there with nothing left to do. Never raises."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Attendance:
 
     def _look_for(self, site: str) -> None:
         while True:
-            answers = self.ping(site)
+            answers = self.ping(site) is True
             with self._changed:
                 absence = self._absent.get(site)
                 if self._closed or absence is None:

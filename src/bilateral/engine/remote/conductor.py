@@ -60,7 +60,7 @@ class Sites(Protocol):
 
     def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]: ...
 
-    def is_idle(self, site: str) -> bool: ...
+    def ping(self, site: str) -> bool | None: ...
 
 
 @dataclass
@@ -79,10 +79,12 @@ class Conductor:
     on_round: Callable[[RoundReport], None] = lambda _: None
     should_stop: Callable[[], bool] = lambda: False
     on_exchange: Callable[[Timing], None] = lambda _: None
+    ping_after: float = 5.0
 
     def conduct(self) -> RunResult:
         directory = RunDirectory.create_or_open(self.path, self.plan)
-        workers = max(2 * len(self.sites.names()), 2)
+        # A conversation and a call a site, and calls to dead sites that have not timed out yet.
+        workers = 8 * max(len(self.sites.names()), 1)
         with directory.locked(LOCK_PATIENCE), ThreadPoolExecutor(max_workers=workers) as pool:
             directory.clear_stop()
             checkpoint = None
@@ -112,7 +114,7 @@ class Conductor:
         stop = partial(self._is_asked_to_stop, directory)
         attendance = Attendance(
             enrolled,
-            self.sites.is_idle,
+            self.sites.ping,
             directory.tell,
             sites_needed(self.plan, len(names)),
             self.plan.federation.patience,
@@ -122,11 +124,13 @@ class Conductor:
         way = partial(
             RemoteExchange,
             call=self.sites.call,
+            ping=self.sites.ping,
             attendance=attendance,
             pool=pool,
             tickets=Tickets(),
             tell=directory.tell,
             timeout=self.plan.federation.timeout,
+            ping_after=self.ping_after,
             on_exchange=self.on_exchange,
         )
         lanes = [

@@ -2,7 +2,8 @@
 
 Every conversation runs in a thread of its own; what the server says in between is said by one thread at a time. A site
 that does not answer in time is out of the round, and so is one whose reply cannot be read: which site, and at which
-stage, is told. What a site *says* cannot stop a run; what it refuses is told to the operator.
+stage, is told. A dead site is not waited for as long as a slow one. What a site *says* cannot stop a run; what it
+refuses is told to the operator.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bilateral.engine.events import Event, MessageRefused
-from bilateral.engine.remote.attendance import Attendance
+from bilateral.engine.remote.attendance import Attendance, Ping
 from bilateral.errors import ProtocolError
 from bilateral.learning.exchange import SERVER, Packet, Record, Respond
 from bilateral.learning.vocabulary import TO_SERVER, stage_of
@@ -26,6 +27,7 @@ from bilateral.protocols.wire import decode, encode
 REPLY, REFUSED = "reply", "refused"
 """The keys of a site's answer: an encoded message, or a sentence."""
 MAX_REASON = 500
+PINGS_BEFORE_GIVING_UP = 2
 
 
 class SiteSilentError(Exception):
@@ -66,12 +68,15 @@ class RemoteExchange:
 
     lane: int
     call: SiteCall
+    ping: Ping
     attendance: Attendance
     pool: ThreadPoolExecutor
     tickets: Tickets
     record: Record
     tell: Callable[[Event], None]
     timeout: float
+    ping_after: float = 5.0
+    """Seconds after which a site that has not answered is asked whether it is there at all."""
     on_exchange: Callable[[Timing], None] = lambda _: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -118,7 +123,7 @@ class RemoteExchange:
             for message in packet:
                 self.record(round_index, SERVER, name, message)
         try:
-            answer = self.call(name, self.lane, self.tickets.next(), data, self.timeout)
+            answer = self._call(name, data)
         except SiteSilentError as error:
             self.attendance.missed(name, round_index, stage_of(packet), str(error))
             return None
@@ -127,6 +132,20 @@ class RemoteExchange:
         except ProtocolError as error:
             self.tell(MessageRefused(name, round_index + 1, str(error)[:MAX_REASON]))
             return None
+
+    def _call(self, name: str, data: list[bytes]) -> Mapping[str, Any]:
+        """Call the site; give up early if it shows no sign of life twice in a row."""
+        call = self.pool.submit(self.call, name, self.lane, self.tickets.next(), data, self.timeout)
+        silent = 0
+        while True:
+            try:
+                return call.result(self.ping_after)
+            except TimeoutError:
+                if call.done():
+                    raise
+                silent = silent + 1 if self.ping(name) is None else 0
+                if silent == PINGS_BEFORE_GIVING_UP:
+                    raise SiteSilentError("no sign of life; its process is gone or cut off") from None
 
 
 def read_answer(answer: object, site: str) -> Message:

@@ -1,0 +1,5 @@
+"""`python -m bilateral` is the command `bilateral`."""
+
+from bilateral.cli.main import main
+
+main()

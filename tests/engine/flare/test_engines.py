@@ -1,0 +1,87 @@
+"""The same plan and seed on every engine: in one process, on FLARE's simulator, on a FLARE deployment on loopback.
+
+Bit for bit, with one thread a process on every side: the sum of many floats depends on how many threads made it.
+"""
+
+import pytest
+import torch
+from tests.engine.test_in_process import plan
+
+from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.events import read_events
+from bilateral.engine.flare.launch import run_on_flare
+from bilateral.engine.in_process import run
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.errors import PlanError
+
+CHOSEN = plan(federation__clients=3, training__rounds=5, training__evaluate_every=2)
+
+
+def gradients(path):
+    """The digest of every round's recovered gradient."""
+    return [e["gradient_digest"] for e in read_events(path / "events.jsonl") if e["event"] == "round_done"]
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    path = tmp_path_factory.mktemp("engines") / "run"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        result = run(CHOSEN, output=path)
+    finally:
+        torch.set_num_threads(threads)
+    return path, result
+
+
+@pytest.mark.parametrize("engine", ["flare-sim", "flare-poc"])
+def test_an_engine_recovers_the_same_gradients_and_ends_with_the_same_model(tmp_path, in_process, engine, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path, here = in_process
+    notes = []
+    there = run_on_flare(CHOSEN, engine, output=tmp_path / "run", on_note=notes.append)
+    assert there.finished
+    assert gradients(tmp_path / "run") == gradients(path)
+    assert len(set(gradients(path))) == CHOSEN.training.rounds
+    ours, theirs = (load_checkpoint(p / "checkpoint.safetensors").tensors for p in (path, tmp_path / "run"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    expected = here.as_dict()
+    for key in ("metrics", "difference_to_fedavg", "megabytes_up", "megabytes_down", "metrics_of_fedavg"):
+        assert there.values[key] == expected[key]
+    files = {file.name for file in (tmp_path / "run").iterdir() if not file.name.startswith(".")}
+    assert files == {
+        "plan.toml",
+        "metrics.csv",
+        "events.jsonl",
+        "privacy.json",
+        "checkpoint.safetensors",
+        "result.json",
+    }
+
+
+def test_a_run_that_was_stopped_in_one_process_goes_on_in_the_simulator(tmp_path, in_process):
+    path, _ = in_process
+    stops = iter([False, True])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run(CHOSEN, output=tmp_path / "run", should_stop=lambda: next(stops))
+    finally:
+        torch.set_num_threads(threads)
+    assert run_on_flare(CHOSEN, "flare-sim", output=tmp_path / "run", resume=True).finished
+    assert gradients(tmp_path / "run") == gradients(path)
+
+
+def test_simulated_dropouts_are_refused_where_sites_can_really_die(tmp_path):
+    with pytest.raises(PlanError, match="in-process"):
+        run_on_flare(plan(federation__dropout=0.1), "flare-sim", output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resuming_with_another_plan_is_refused(tmp_path):
+    run(CHOSEN, output=tmp_path / "run")
+    other = CHOSEN.with_settings({"seed": 3})
+    with pytest.raises(Exception, match="another plan"):
+        run_on_flare(other, "flare-sim", output=tmp_path / "run", resume=True)
+    assert RunDirectory(tmp_path / "run").result.exists()

@@ -1,0 +1,185 @@
+"""Three sites as processes on a real FLARE deployment; a site and the server are killed with SIGKILL in mid-round.
+
+The command is the user's (`bilateral run --engine flare-poc`); the test only kills processes, and reads the run
+directory. Bounded: the whole test takes about two minutes, and gives up after eight.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from tests.engine.remote.harness import undisturbed, weights_in
+from tests.engine.test_in_process import plan
+
+from bilateral.engine.events import read_events
+from bilateral.engine.plan import dump_plan
+from bilateral.learning.training import relative_difference
+
+ROUNDS = 150
+LIMIT = 480.0
+MARK = "BILATERAL_PARTY"
+
+
+def processes_of(party, root):
+    """All processes below `root` (or orphans with the same mark) that belong to a party."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK, "")
+        except psutil.Error:
+            continue
+        if mark.endswith(f":{party}") and mark.split(":")[0] in root:
+            found.append(process)
+    return found
+
+
+def run_marks(pid):
+    """The marks of the deployment that a command started."""
+    marks = set()
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            marks.add(child.environ().get(MARK, ":").split(":")[0])
+        except psutil.Error:
+            continue
+    return marks - {""}
+
+
+def kill(party, marks):
+    killed = processes_of(party, marks)
+    assert killed, f"{party} has no processes"
+    for process in killed:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def contributors(path):
+    """By round; the last word about a round counts."""
+    return {e["round"]: e["contributors"] for e in read_events(path / "events.jsonl") if e["event"] == "round_done"}
+
+
+class Watch:
+    """The run's log, as it grows."""
+
+    def __init__(self, path, command):
+        self.path = path
+        self.command = command
+        self.deadline = time.monotonic() + LIMIT
+
+    def events(self, kind=None):
+        return [event for event in read_events(self.path / "events.jsonl") if kind in (None, event["event"])]
+
+    def until(self, what, condition):
+        while not (found := condition()):
+            assert self.command.poll() is None, f"the command ended while the test waited until {what}"
+            assert time.monotonic() < self.deadline, f"time is up while the test waited until {what}"
+            time.sleep(0.1)
+        return found
+
+    def contributors(self):
+        return contributors(self.path)
+
+    def rounds_without(self, site):
+        return [number for number, names in self.contributors().items() if site not in names]
+
+    def round(self):
+        return max((event["round"] for event in self.events("round_done")), default=0)
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory):
+    """A run in which client-2 and then the server are killed; its directory and what was done to it."""
+    tmp_path = tmp_path_factory.mktemp("faults")
+    chosen = plan(
+        federation__clients=3,
+        training__rounds=ROUNDS,
+        training__learning_rate=0.01,
+        aggregation__threshold=0.6,
+        federation__timeout=20.0,
+        federation__patience=120.0,
+    )
+    (tmp_path / "plan.toml").write_text(dump_plan(chosen))
+    out = tmp_path / "run"
+    options = ["--engine", "flare-poc", "--no-reference", "--json", "--output"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "bilateral", "run", str(tmp_path / "plan.toml"), *options, str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "stderr.txt").open("w"),
+    )
+    try:
+        watch = Watch(out, command)
+        watch.until("five rounds are done", lambda: watch.round() >= 5)
+        marks = run_marks(command.pid)
+        kill("client-2", marks)
+        watch.until("the site is missed", lambda: watch.events("site_missed"))
+        without = watch.round()
+        watch.until(
+            "the site is back in a round",
+            lambda: any(
+                "client-2" in e["contributors"] and e["round"] > without + 1 for e in watch.events("round_done")
+            ),
+        )
+        seen = watch.round()
+        watch.until("three more rounds are done", lambda: watch.round() >= seen + 3)
+        kill("server", marks)
+        killed_at = watch.round()
+        output, _ = command.communicate(timeout=max(1.0, watch.deadline - time.monotonic()))
+    finally:
+        if command.poll() is None:
+            command.terminate()
+            command.wait(30)
+    assert command.returncode == 0, (tmp_path / "stderr.txt").read_text()
+    return chosen, out, json.loads(output), killed_at, marks
+
+
+def test_training_ends_with_the_model_of_an_undisturbed_run_over_the_surviving_updates(disturbed):
+    chosen, out, result, _, _ = disturbed
+    assert result["finished"] is True
+    contributors = {
+        e["round"]: e["contributors"] for e in read_events(out / "events.jsonl") if e["event"] == "round_done"
+    }
+    ours = weights_in(out / "checkpoint.safetensors", chosen)
+    assert relative_difference(ours, undisturbed(chosen, contributors(out))) < 1e-6
+
+
+def test_no_round_is_lost(disturbed):
+    _, out, result, _, _ = disturbed
+    done = Counter(e["round"] for e in read_events(out / "events.jsonl") if e["event"] == "round_done")
+    failed = {failed["round_index"] + 1 for failed in result["rounds_failed"]}
+    assert set(done) | failed == set(range(1, ROUNDS + 1))
+
+
+def test_the_operator_is_told_which_site_was_missed_and_at_which_stage(disturbed):
+    _, out, _, _, _ = disturbed
+    (first, *_) = [e for e in read_events(out / "events.jsonl") if e["event"] == "site_missed"]
+    assert first["site"] == "client-2"
+    assert first["stage"]
+
+
+def test_the_site_is_out_of_the_sums_until_it_is_back(disturbed):
+    _, out, _, _, _ = disturbed
+    contributors = {
+        e["round"]: e["contributors"] for e in read_events(out / "events.jsonl") if e["event"] == "round_done"
+    }
+    assert any("client-2" not in names for names in contributors.values())
+    assert "client-2" in contributors[ROUNDS]
+
+
+def test_the_server_went_on_after_the_last_round_that_was_durable(disturbed):
+    _, out, _, killed_at, _ = disturbed
+    starts = [(e["term"], e["round"]) for e in read_events(out / "events.jsonl") if e["event"] == "run_started"]
+    assert [term for term, _ in starts] == list(range(len(starts)))
+    assert len(starts) >= 3  # the first, one with the site back, one after the server was killed
+    assert killed_at - 1 <= starts[-1][1] <= killed_at + 1
+
+
+def test_no_process_is_left(disturbed):
+    *_, marks = disturbed
+    assert [p for party in ("server", "client-1", "client-2", "client-3") for p in processes_of(party, marks)] == []
