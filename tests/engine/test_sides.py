@@ -70,8 +70,10 @@ def server_view(chosen, counts=None):
 
 
 def site_view(chosen, view, name):
-    """What a site's process has: the public facts, and its own share."""
-    return Federation(view.problem, view.members, {name: load_site_share(chosen, name)})
+    """What a site's process has: the public facts, and its own share; none of the server's inputs."""
+    told = make_blueprint(chosen, view).term_scales
+    problem = replace(view.problem, examples=torch.zeros_like(view.problem.examples), term_scales=told)
+    return Federation(problem, view.members, {name: load_site_share(chosen, name)})
 
 
 def assert_equal(ours, theirs):

@@ -53,8 +53,10 @@ class Problem:
     num_outputs: int
     loss: Loss
     examples: Tensor = field(repr=False)
-    """A few inputs that the server shows everyone, from its own test data: for tracing and for sizing noise."""
+    """A few inputs for tracing and for sizing noise: of the server's own test data there, zeros at a site."""
     class_names: tuple[str, ...] = ()
+    term_scales: tuple[float, ...] = ()
+    """How sound noise is divided between the terms, if the server has said so; otherwise found from the examples."""
 
     def check_share(self, name: str, share: Share) -> None:
         """Refuse data of another problem than the server's."""

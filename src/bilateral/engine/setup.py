@@ -21,6 +21,7 @@ from bilateral.engine.federation import Federation, Problem, Share
 from bilateral.engine.layers import Seat, Surroundings
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import Secrets, SimulatedSecrets
+from bilateral.engine.sound_layer import term_scales
 from bilateral.engine.stack import make_stack
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
@@ -57,7 +58,8 @@ class Blueprint:
         for name, share in federation.shares.items():
             federation.problem.check_share(name, share)
             _refuse_batch_of_one(name, plan, len(share), graph)
-        self._stack = make_stack(Surroundings(plan, federation.problem, federation.members, model, graph, secrets))
+        self._around = Surroundings(plan, federation.problem, federation.members, model, graph, secrets)
+        self._stack = make_stack(self._around)
 
     @property
     def name(self) -> str:
@@ -71,6 +73,11 @@ class Blueprint:
     @property
     def privacy(self) -> PrivacyReport | None:
         return self._stack.privacy
+
+    @property
+    def term_scales(self) -> tuple[float, ...]:
+        """What sites must be told of the noise (`Problem.term_scales`); empty without sound noise."""
+        return term_scales(self._around) if self.plan.noise.mechanism == "sound" else ()
 
     def server(self) -> Training:
         """The server's side, with a model of its own: in a deployment its initial weights are the server's secret."""

@@ -21,7 +21,7 @@ from bilateral.engine.layers import (
     make_perturb_server,
     mask_settings,
 )
-from bilateral.errors import NumericalRangeError, PlanError, UnsoundPlanError
+from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import UploadShape
@@ -99,16 +99,25 @@ def sound_noise(around: Surroundings) -> SoundNoise:
 
 def clip_settings(around: Surroundings) -> ClipSettings:
     """One norm for all terms together; sums over samples are divided by one public batch size."""
-    noise, scales = around.plan.noise, _term_scales(around)
+    noise, scales = around.plan.noise, term_scales(around)
     if noise.unit == "client":
         return ClipSettings(noise.clip, "client", term_scales=scales)
     return ClipSettings(noise.clip, "sample", float(_batch_size(around)), scales)
 
 
-def _term_scales(around: Surroundings) -> tuple[float, ...]:
-    """How the noise is divided between the terms: public, from a model of the same kind and inputs of the server's."""
+def term_scales(around: Surroundings) -> tuple[float, ...]:
+    """How the noise is divided between the terms: public, from a model of the same kind and inputs of the server's.
+
+    A site has no inputs of the server's, and is told the scales; any choice of them costs no privacy.
+    """
     if around.plan.protection == "fedavg":
         return ()
+    if told := around.problem.term_scales:
+        if len(told) != num_terms(around) or not all(0 < scale < float("inf") for scale in told):
+            raise ProtocolError(
+                f"Expected {num_terms(around)} scales of terms above 0 from the server, got {list(told)}."
+            )
+        return told
     return public_term_scales(around.model, around.graph, around.perturbation, around.problem.examples)
 
 

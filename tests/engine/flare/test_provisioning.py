@@ -17,7 +17,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
 
-from bilateral.engine.flare.provisioning import Deployment, Kits, add_site, project_text, provision
+from bilateral.engine.flare.provisioning import Deployment, Kits, extend, project_text, provision
 from bilateral.engine.flare.site_settings import DataSettings, ServerSettings, load_site_settings
 from bilateral.errors import DeploymentError, PlanError
 
@@ -246,7 +246,7 @@ class TestLaterChanges:
             assert load_site_settings(old).data == load_site_settings(new).data
 
     def test_an_added_site_is_pinned_by_all_and_the_others_keep_their_keys(self, before):
-        after = add_site(before.directory, "site-3", DataSettings(options={"part": 3}))
+        after = extend(before.directory, {"site-3": DataSettings(options={"part": 3})})
         self.unchanged(before, after)
         assert sorted(after.sites) == ["site-1", "site-2", "site-3"]
         assert all(load_site_settings(kit).pinned() == public_keys(after) for kit in parties(after))
@@ -260,7 +260,7 @@ class TestLaterChanges:
     def test_a_site_that_cannot_be_added_changes_nothing(self, before, name):
         text = before.project_file.read_text()
         with pytest.raises(PlanError):
-            add_site(before.directory, name)
+            extend(before.directory, {name: DataSettings()})
         assert before.project_file.read_text() == text
         assert Kits.open(before.directory) == before
 
@@ -268,7 +268,7 @@ class TestLaterChanges:
         for kit in before.sites.values():
             (kit / "local" / "identity.key").unlink()
         pinned = load_site_settings(before.server).pinned()
-        after = add_site(before.directory, "site-3")
+        after = extend(before.directory, {"site-3": DataSettings()})
         assert not (after.sites["site-1"] / "local" / "identity.key").exists()
         assert {name: load_site_settings(after.server).pinned()[name] for name in SITES} == pinned
 
@@ -276,7 +276,7 @@ class TestLaterChanges:
         first, second = (before.sites[name] / "local" / "identity.key" for name in SITES)
         first.write_bytes(second.read_bytes())
         with pytest.raises(DeploymentError, match="not the one that was pinned for site-1"):
-            add_site(before.directory, "site-3")
+            extend(before.directory, {"site-3": DataSettings()})
 
     def test_flares_own_command_makes_the_same_kits(self, before, tmp_path):
         command = Path(sys.executable).parent / "nvflare"

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
 from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
@@ -33,7 +35,7 @@ from bilateral.engine.remote.exchange import (
 )
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.secrets import Secrets
-from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
+from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import BilateralError, ProtocolError, SitesMissingError
 from bilateral.protocols.wire import decode, encode
@@ -79,7 +81,7 @@ class Conductor:
     on_round: Callable[[RoundReport], None] = lambda _: None
     should_stop: Callable[[], bool] = lambda: False
     on_exchange: Callable[[Timing], None] = lambda _: None
-    ping_after: float = 5.0
+    ping_after: float = 3.0
 
     def conduct(self) -> RunResult:
         directory = RunDirectory.create_or_open(self.path, self.plan)
@@ -110,7 +112,7 @@ class Conductor:
         names = federation.names
         secrets = self.make_secrets(term, names)
         blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
-        enrolled = enrolment.brief(federation, secrets, term)
+        enrolled = enrolment.brief(blueprints[0], secrets, term)
         stop = partial(self._is_asked_to_stop, directory)
         attendance = Attendance(
             enrolled,
@@ -190,9 +192,10 @@ class _Enrolment:
         counts = self._sample_counts(view.names) if needs_sample_counts(around.plan) else dict.fromkeys(view.names, 0)
         return view.with_members(counts)
 
-    def brief(self, federation: Federation, secrets: Secrets, term: int) -> list[str]:
+    def brief(self, blueprint: Blueprint, secrets: Secrets, term: int) -> list[str]:
         """Tell every site the facts; returns those that are ready."""
-        around, problem = self.conductor, federation.problem
+        around, federation = self.conductor, blueprint.federation
+        problem = federation.problem
         briefing = encode(
             Briefing(
                 around.plan.digest(),
@@ -205,7 +208,7 @@ class _Enrolment:
                 tuple(problem.input_shape),
                 problem.num_outputs,
                 problem.loss,
-                problem.examples,
+                torch.tensor(blueprint.term_scales, dtype=torch.float64),
             )
         )
         timeout = around.plan.federation.timeout

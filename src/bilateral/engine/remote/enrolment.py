@@ -24,7 +24,10 @@ class SiteCard(Message):
 
 @dataclass(frozen=True)
 class Briefing(Message):
-    """The facts of a term, the same for all sites. Sample counts are 0 where they were not told."""
+    """The facts of a term, the same for all sites. Sample counts are 0 where they were not told.
+
+    `term_scales`: how sound noise is divided between the terms (float64; empty without it).
+    """
 
     plan_digest: str
     run_id: bytes
@@ -36,4 +39,4 @@ class Briefing(Message):
     input_shape: tuple[int, ...]
     num_outputs: int
     loss: str
-    examples: Tensor
+    term_scales: Tensor

@@ -75,7 +75,7 @@ class RemoteExchange:
     record: Record
     tell: Callable[[Event], None]
     timeout: float
-    ping_after: float = 5.0
+    ping_after: float = 3.0
     """Seconds after which a site that has not answered is asked whether it is there at all."""
     on_exchange: Callable[[Timing], None] = lambda _: None
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -14,8 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import torch
+
 from bilateral.data import Task
-from bilateral.engine.federation import Federation, Member, Problem, Share, load_site_share, needs_sample_counts
+from bilateral.engine.federation import (
+    NUM_CALIBRATION_SAMPLES,
+    Federation,
+    Member,
+    Problem,
+    Share,
+    load_site_share,
+    needs_sample_counts,
+)
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import REFUSED, REPLY
@@ -124,7 +134,7 @@ class SiteDesk:
             raise ProtocolError("The briefing names a site twice, or not every site's number of samples.")
         if counts.get(self.name) != told:
             raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
-        problem = _problem(briefing)
+        problem = _problem(briefing, share.inputs.dtype)
         problem.check_share(self.name, share)
         return Federation(problem, tuple(Member(name, count) for name, count in counts.items()), {self.name: share})
 
@@ -154,15 +164,21 @@ class SiteDesk:
             return _refusal(f"an internal error at {self.name}; its own log says more.")
 
 
-def _problem(briefing: Briefing) -> Problem:
+def _problem(briefing: Briefing, dtype: torch.dtype) -> Problem:
     """What is learned, as the server says."""
     task, loss, shape = briefing.task, briefing.loss, tuple(briefing.input_shape)
     if task not in get_args(Task) or loss not in get_args(Loss):
         raise ProtocolError(f"The briefing names task {task!r} and loss {loss!r}, which are not known here.")
-    if tuple(briefing.examples.shape[1:]) != shape or len(briefing.examples) == 0 or briefing.num_outputs < 1:
-        raise ProtocolError("The briefing's examples do not have the shape that it names.")
+    if not shape or not all(size > 0 for size in shape) or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
+        raise ProtocolError("The briefing's sizes make no sense.")
     return Problem(
-        briefing.dataset, cast("Task", task), shape, briefing.num_outputs, cast("Loss", loss), briefing.examples
+        briefing.dataset,
+        cast("Task", task),
+        shape,
+        briefing.num_outputs,
+        cast("Loss", loss),
+        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=dtype),  # for tracing; the server's own inputs stay there
+        term_scales=tuple(briefing.term_scales.tolist()),
     )
 
 
