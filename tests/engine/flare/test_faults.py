@@ -1,11 +1,12 @@
-"""Three sites as processes on a real FLARE deployment; a site and the server are killed with SIGKILL in mid-round.
+"""Three sites as processes on a real FLARE deployment: one is stopped for a while, one killed, and the server killed.
 
-The command is the user's (`bilateral run --engine flare-poc`); the test only kills processes, and reads the run
-directory. Bounded: the whole test takes about two minutes, and gives up after eight.
+The command is the user's (`bilateral run --engine flare-poc`); the test only sends signals (SIGSTOP, SIGKILL) in the
+middle of rounds, and reads the run directory. Bounded: it takes two to four minutes, and gives up after eight.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from tests.engine.test_in_process import plan
 from bilateral.engine.events import read_events
 from bilateral.engine.plan import dump_plan
 from bilateral.learning.training import relative_difference
+from bilateral.learning.vocabulary import STAGES
 
 ROUNDS = 150
 LIMIT = 480.0
@@ -49,12 +51,13 @@ def run_marks(pid):
     return marks - {""}
 
 
-def kill(party, marks):
-    killed = processes_of(party, marks)
-    assert killed, f"{party} has no processes"
-    for process in killed:
+def signal_to(party, marks, number):
+    """To all processes of a party, parent and job."""
+    found = processes_of(party, marks)
+    assert found, f"{party} has no processes"
+    for process in found:
         try:
-            process.kill()
+            process.send_signal(number)
         except psutil.NoSuchProcess:
             continue
 
@@ -88,6 +91,9 @@ class Watch:
     def rounds_without(self, site):
         return [number for number, names in self.contributors().items() if site not in names]
 
+    def missed(self, site):
+        return [event for event in self.events("site_missed") if event["site"] == site]
+
     def round(self):
         return max((event["round"] for event in self.events("round_done")), default=0)
 
@@ -117,14 +123,20 @@ def disturbed(tmp_path_factory):
         watch = Watch(out, command)
         watch.until("five rounds are done", lambda: watch.round() >= 5)
         marks = run_marks(command.pid)
-        kill("client-2", marks)
-        watch.until("the site is missed", lambda: watch.events("site_missed"))
+        # Cut off for a while: missed, and back in the same term.
+        signal_to("client-3", marks, signal.SIGSTOP)
+        watch.until("the stopped site is missed", lambda: watch.events("site_missed"))
+        signal_to("client-3", marks, signal.SIGCONT)
+        watch.until("it returns", lambda: watch.events("site_returned"))
+        # Dead: missed, and back in the next term.
+        signal_to("client-2", marks, signal.SIGKILL)
+        watch.until("the killed site is missed", lambda: watch.missed("client-2"))
         without = watch.until("a round is done without it", lambda: watch.rounds_without("client-2"))
         watch.until("it is back in a round", lambda: "client-2" in watch.contributors()[watch.round()])
         seen = watch.round()
         assert seen > without[0]
         watch.until("three more rounds are done", lambda: watch.round() >= seen + 3)
-        kill("server", marks)
+        signal_to("server", marks, signal.SIGKILL)
         killed_at = watch.round()
         output, _ = command.communicate(timeout=max(1.0, watch.deadline - time.monotonic()))
     finally:
@@ -151,9 +163,18 @@ def test_no_round_is_lost(disturbed):
 
 def test_the_operator_is_told_which_site_was_missed_and_at_which_stage(disturbed):
     _, out, _, _, _ = disturbed
-    (first, *_) = [e for e in read_events(out / "events.jsonl") if e["event"] == "site_missed"]
-    assert first["site"] == "client-2"
-    assert first["stage"]
+    missed = [e for e in read_events(out / "events.jsonl") if e["event"] == "site_missed"]
+    assert [e["site"] for e in missed[:2]] == ["client-3", "client-2"]
+    assert all(e["stage"] in STAGES.values() and e["reason"] for e in missed)
+
+
+def test_a_site_that_was_cut_off_is_back_in_the_same_term(disturbed):
+    _, out, _, _, _ = disturbed
+    events = list(read_events(out / "events.jsonl"))
+    missed = next(i for i, e in enumerate(events) if e["event"] == "site_missed" and e["site"] == "client-3")
+    back = next(i for i, e in enumerate(events) if e["event"] == "site_returned" and e["site"] == "client-3")
+    assert missed < back
+    assert not any(e["event"] == "run_started" for e in events[missed:back])
 
 
 def test_the_site_is_out_of_the_sums_until_it_is_back(disturbed):

@@ -5,7 +5,9 @@ It runs in the site's own process, from the `bilateral` that is installed there;
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.collab import collab
@@ -13,7 +15,9 @@ from nvflare.collab import collab
 from bilateral.engine.flare.surroundings import make_site_desk
 from bilateral.engine.remote.exchange import REFUSED
 from bilateral.engine.remote.site_desk import SiteDesk
+from bilateral.errors import BilateralError, PlanError
 
+log = logging.getLogger("bilateral.site")
 SERVER_NAME = "server"
 
 
@@ -33,28 +37,39 @@ class Site:
     @collab.publish
     def introduce(self) -> dict[str, Any]:
         """Open the site's data; see `SiteDesk`."""
-        return self._from_server() or self._at_desk().introduce()
+        return self._ask(lambda desk: desk.introduce())
 
     @collab.publish
     def brief(self, briefing: bytes) -> dict[str, Any]:
         """The facts of the term."""
-        return self._from_server() or self._at_desk().brief(briefing)
+        return self._ask(lambda desk: desk.brief(briefing))
 
     @collab.publish
     def deliver(self, lane: int, ticket: int, packet: list[bytes]) -> dict[str, Any]:
         """A packet of messages; the answer holds the client's reply."""
-        return self._from_server() or self._at_desk().deliver(lane, ticket, packet)
+        return self._ask(lambda desk: desk.deliver(lane, ticket, packet))
 
     @collab.publish
     def is_idle(self) -> bool:
         """Is the site there, with nothing left to do?"""
         return self._desk is None or self._desk.is_idle()
 
-    def _from_server(self) -> dict[str, Any]:
-        """Empty if the server is calling, otherwise a refusal."""
-        if collab.caller == SERVER_NAME:
-            return {}
-        return {REFUSED: f"only the server may call a site, not {collab.caller}."}
+    def _ask(self, question: Callable[[SiteDesk], dict[str, Any]]) -> dict[str, Any]:
+        """The desk's answer. Nothing is raised: FLARE would send the traceback to the caller."""
+        if collab.caller != SERVER_NAME:
+            return {REFUSED: f"only the server may call a site, not {collab.caller}."}
+        try:
+            desk = self._at_desk()
+        except PlanError as error:  # about the plan that the server sent: it may know
+            log.error("%s", error)
+            return {REFUSED: str(error)}
+        except BilateralError as error:
+            log.error("%s", error)
+            return {REFUSED: f"{type(error).__name__} at the site; its own log says more."}
+        except Exception:  # the edge of the site: whatever it is, it stays in the site's log
+            log.exception("the site cannot take part")
+            return {REFUSED: "an internal error at the site; its own log says more."}
+        return question(desk)
 
     def _at_desk(self) -> SiteDesk:
         with self._lock:
