@@ -15,6 +15,7 @@
     |   `-- ThresholdError        too few clients are left to unmask a sum
     |       `-- LostSumError      enough are left, but what they sent does not unmask
     |-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
+    |   `-- DirectoryInUseError   another process writes to a run's directory
     `-- DeploymentError           kits, processes or the FLARE server of a deployment are not as they should be
         `-- SitesMissingError     too few sites are there for a round, and waiting did not help
 
@@ -97,6 +98,10 @@ class LostSumError(ThresholdError):
 
 class CheckpointError(BilateralError):
     """A checkpoint or an exported model is missing, corrupt, or belongs to something else."""
+
+
+class DirectoryInUseError(CheckpointError):
+    """Another process writes to a run's directory."""
 
 
 class DeploymentError(BilateralError):

@@ -68,7 +68,7 @@ def test_diabetes_target_is_standardised_by_the_train_split():
 
 
 def test_all_names_are_listed():
-    assert set(dataset_names()) == {"digits", "breast-cancer", "diabetes", "wine", *FILE_BASED}
+    assert set(dataset_names()) == {"digits", "breast-cancer", "diabetes", "wine", "npz", *FILE_BASED}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones_and_the_closest():

@@ -9,6 +9,7 @@ from bilateral.bench.accuracy_over_epsilon import measure_accuracy_over_epsilon
 from bilateral.bench.aggregation import measure_aggregation
 from bilateral.bench.client_step import measure_client_step
 from bilateral.bench.recovery import measure_recovery
+from bilateral.bench.round_trip import measure_round_trip
 from bilateral.bench.scaling import measure_scaling
 from bilateral.bench.server_step import measure_server_step
 
@@ -22,4 +23,5 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "scaling": measure_scaling,
     "aggregation": measure_aggregation,
     "accuracy-over-epsilon": measure_accuracy_over_epsilon,
+    "round-trip": measure_round_trip,
 }

@@ -8,35 +8,79 @@ import typer
 from rich.table import Table
 
 from bilateral.bench import BENCHMARKS
+from bilateral.bench.round_trip import QUICK_ROUNDS, RoundTrip, measure_round_trip
 from bilateral.cli.console import ProgressBar, out, print_json
+from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import Json, Quiet
 from bilateral.errors import PlanError
 
 MAX_COLUMNS = 9
+ROUND_TRIP = "round-trip"
 
 
 def bench_command(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHMARKS)}.")],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and repeats.")] = False,
+    engine: Annotated[str | None, typer.Option(help="round-trip: flare-sim or flare-poc.", show_default=False)] = None,
+    sites: Annotated[str | None, typer.Option(help="round-trip: such as 5,20.", show_default=False)] = None,
+    models: Annotated[str | None, typer.Option(help="round-trip: such as mlp-5,resnet-20.", show_default=False)] = None,
+    losses: Annotated[str | None, typer.Option(help="round-trip: mse, ce or both.", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(help="round-trip: how many are measured.", show_default=False)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="round-trip: samples a step.", show_default=False)] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure this installation; both sides of a ratio are measured alternately in one process.
+    """Measure this installation; both sides of a ratio are measured alternately in one process (or one FLARE job).
 
     Examples:
 
       bilateral bench client-step
 
       bilateral bench recovery --quick --json
+
+      bilateral bench round-trip --engine flare-sim --sites 5 --models mlp-5
     """
     if name not in BENCHMARKS:
         raise PlanError(f"There is no benchmark {name!r}.", remedy=f"Known: {', '.join(BENCHMARKS)}.")
+    chosen = _chosen(
+        {
+            "engine": engine,
+            "sites": None if sites is None else tuple(_whole(part) for part in _parts(sites)),
+            "models": None if models is None else _parts(models),
+            "losses": None if losses is None else _parts(losses),
+            "rounds": rounds,
+            "batch_size": batch_size,
+        },
+        quick,
+    )
+    if chosen and name != ROUND_TRIP:
+        raise PlanError(f"`{name}` has no such options; they belong to {ROUND_TRIP}.")
     with ProgressBar(f"bench {name}", quiet=quiet) as bar:
-        rows = BENCHMARKS[name](quick, bar.update)
+        if name == ROUND_TRIP:
+            import_flare("timing_run")  # says what to install, if FLARE is not there
+            rows = measure_round_trip(quick, bar.update, chosen)
+        else:
+            rows = BENCHMARKS[name](quick, bar.update)
     if json:
         print_json({"bench": name, "rows": rows})
     else:
         _print_rows(rows)
+
+
+def _chosen(options: dict[str, Any], quick: bool) -> RoundTrip | None:
+    """The options that were given, over the defaults; None if there were none."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return RoundTrip(**{**({"rounds": QUICK_ROUNDS} if quick else {}), **given}) if given else None
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise PlanError(f"Expected numbers of sites such as 5,20, got {text!r}.")
+    return int(text)
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from bilateral import __version__
-from bilateral.cli import bench, compare, export, inspect, privacy, run, watch
+from bilateral.cli import bench, compare, deploy, export, inspect, privacy, run, submit, watch
 from bilateral.cli.console import err
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
@@ -24,6 +24,9 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("watch")(watch.watch_command)
+app.command("deploy")(deploy.deploy_command)
+app.command("submit")(submit.submit_command)
+app.command("sites")(submit.sites_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from bilateral.data.dataset import Dataset, validate
 from bilateral.data.embedded import load_breast_cancer, load_diabetes, load_digits, load_wine
 from bilateral.data.images import IMAGE_SETS, load_images
+from bilateral.data.own_files import load_npz
 from bilateral.data.tabular import load_bank_marketing, load_heart_disease
 from bilateral.errors import BilateralError, DataError
 
@@ -31,6 +32,7 @@ _LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "wine": load_wine,
     "bank-marketing": load_bank_marketing,
     "heart-disease": load_heart_disease,
+    "npz": load_npz,
     **{image_set.name: partial(load_images, image_set) for image_set in IMAGE_SETS},
 }
 
@@ -40,7 +42,7 @@ def dataset_names() -> tuple[str, ...]:
     return tuple(_LOADERS)
 
 
-def load_dataset(name: str, data_dir: Path | None = None, **options: Any) -> Dataset:
+def load_dataset(name: str, data_dir: Path | None = None, /, **options: Any) -> Dataset:
     """Load a registered set, or call the user's `package.module:function`, and validate the result.
 
     `data_dir` falls back to the environment variable BILATERAL_DATA. A user's function gets the options and,

@@ -34,7 +34,6 @@ from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.randomness import SeededRandomness
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,8 @@ class ClientParts:
     schedule: Schedule
     privatise: Privatise | None = None
     """Noise that stays, added below the masks."""
+    pay: Callable[[int], None] | None = None
+    """Counts a round against the client's budget, when its model has come."""
     set_norm: Callable[[float], None] | None = None
     """Takes over the norm of adaptive clipping."""
 
@@ -120,9 +121,7 @@ class Surroundings:
     def batch_schedule(self, seat: Seat) -> Schedule:
         """Which samples are used when is no secret here; noise that rests on sampling brings a schedule of its own."""
         return BatchSchedule(
-            seat.num_samples,
-            self.plan.training.batch_size,
-            SeededRandomness(self.plan.seed, "client", seat.name, "batches"),
+            seat.num_samples, self.plan.training.batch_size, self.secrets.batches(self.plan.seed, seat.name)
         )
 
 

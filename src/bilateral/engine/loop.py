@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
 MAX_FAILED_IN_A_ROW = 10
+MAX_INCIDENTS = 200
+MAX_REASON = 500
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
 
@@ -228,7 +230,8 @@ class RoundLoop:
     def _advance(self, round_index: int) -> None:
         randomness = SeededRandomness(self.plan.seed, "federation")
         invited = sample_clients(self.names, self.plan.federation.participation, round_index, randomness)
-        present = self.gather(round_index, invited)
+        outsiders = self.main.training.aggregation.outsiders()
+        present = self.gather(round_index, [name for name in invited if name not in outsiders])
         started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
         try:
             contributors = self.main.training.advance(round_index, present, self.main.exchange)
@@ -265,8 +268,13 @@ class RoundLoop:
     def _tell_incidents(self) -> None:
         incidents = self.main.training.aggregation.incidents
         for incident in incidents[self._num_told :]:
-            self.tell(MessageRefused(incident.client, incident.round_index + 1, incident.reason))
+            self.tell(MessageRefused(incident.client, incident.round_index + 1, incident.reason[:MAX_REASON]))
         self._num_told = len(incidents)
+
+    def _incidents(self) -> list[Incident]:
+        """The last ones, cut short: clients wrote them, and may have written much."""
+        recent = self.main.training.aggregation.incidents[-MAX_INCIDENTS:]
+        return [replace(incident, reason=incident.reason[:MAX_REASON]) for incident in recent]
 
     def _difference(self) -> float | None:
         if self.reference is None:
@@ -280,7 +288,7 @@ class RoundLoop:
         if not all(math.isfinite(value) for value in metrics.values()):
             raise NumericalRangeError(
                 f"The model's predictions are NaN or infinite after round {self._next_round}.",
-                remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
+                remedy="Lower the learning rate and start anew.",
             )
         return metrics
 
@@ -308,7 +316,7 @@ class RoundLoop:
                 self._rows,
                 counters,
                 [asdict(failed) for failed in self._failed],
-                [asdict(incident) for incident in self.main.training.aggregation.incidents],
+                [asdict(incident) for incident in self._incidents()],
             ),
             self.directory.checkpoint,
         )
@@ -335,7 +343,7 @@ class RoundLoop:
             guarantee=main.guarantee,
             privacy=main.privacy,
             failed=tuple(self._failed),
-            incidents=tuple(main.aggregation.incidents),
+            incidents=tuple(self._incidents()),
             output=self.directory.path if self.directory else None,
             finished=finished,
         )

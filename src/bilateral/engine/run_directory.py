@@ -19,7 +19,7 @@ from typing import Any
 
 from bilateral.engine.events import Event, write_event
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
-from bilateral.errors import CheckpointError, PlanError
+from bilateral.errors import CheckpointError, DirectoryInUseError, PlanError
 
 DEFAULT_PARENT = Path("bilateral-runs")
 
@@ -61,7 +61,9 @@ class RunDirectory:
             )
         path.mkdir(parents=True, exist_ok=True)
         directory = RunDirectory(path)
-        (path / "plan.toml").write_text(dump_plan(plan), encoding="utf-8")
+        partial = path / "plan.partial"
+        partial.write_text(dump_plan(plan), encoding="utf-8")
+        partial.replace(path / "plan.toml")
         return directory
 
     @staticmethod
@@ -95,7 +97,7 @@ class RunDirectory:
                     break
                 except BlockingIOError as error:
                     if time.monotonic() >= deadline:
-                        raise CheckpointError(
+                        raise DirectoryInUseError(
                             f"{self.path} is in use by another process.",
                             remedy="Wait until that run has ended, or stop it.",
                         ) from error
@@ -120,7 +122,7 @@ class RunDirectory:
 
     def write_privacy(self, guarantee: dict[str, Any], privacy: dict[str, Any] | None) -> None:
         """What the run hides from whom, and what it spends."""
-        _write_json(self.privacy, {"guarantee": guarantee, "privacy": privacy})
+        write_json(self.privacy, {"guarantee": guarantee, "privacy": privacy})
 
     def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
         """All rows so far, replacing the file atomically."""
@@ -135,10 +137,11 @@ class RunDirectory:
         os.replace(partial, self.metrics)  # noqa: PTH105 (the atomic one)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        _write_json(self.result, result)
+        write_json(self.result, result)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace a file atomically: an interruption leaves the old one or the new one, whole."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, path)  # noqa: PTH105 (the atomic one)

@@ -8,6 +8,7 @@ Formal guarantees (tests/engine/test_secrets.py):
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
@@ -26,6 +27,15 @@ class Secrets(Protocol):
     @property
     def run_id(self) -> bytes:
         """What keys and masks are bound to; public, never used for two terms."""
+        ...
+
+    def bind(self, facts: bytes) -> None:
+        """Make the run id depend on what the parties were told, before any key is drawn. Not needed in a simulation."""
+        ...
+
+    def batches(self, plan_seed: int, name: str) -> Randomness:
+        """What client `name` deals its batches by. In a deployment a round that is repeated has another batch: two sums
+        over one batch and different clients would differ by single uploads."""
         ...
 
     def stream(self, *labels: str | int) -> Randomness:
@@ -62,6 +72,12 @@ class SimulatedSecrets:
     @property
     def run_id(self) -> bytes:
         return self.stream("run id").random_bytes(RUN_ID_BYTES)
+
+    def bind(self, facts: bytes) -> None:
+        """Everybody's secrets are public here."""
+
+    def batches(self, plan_seed: int, name: str) -> Randomness:
+        return SeededRandomness(plan_seed, "client", name, "batches")
 
     def stream(self, *labels: str | int) -> Randomness:
         of_term = (self._term,) if self._term and labels[0] in _OF_A_TERM else ()
@@ -115,6 +131,13 @@ class OwnSecrets:
         self._pinned = dict(pinned)
         self._name = name
         self._identity = identity
+
+    def bind(self, facts: bytes) -> None:
+        """Sites that were told different facts have different run ids, so that none accepts the other's keys."""
+        self.run_id = hashlib.sha256(self.run_id + facts).digest()[:RUN_ID_BYTES]
+
+    def batches(self, plan_seed: int, name: str) -> Randomness:  # noqa: ARG002
+        return SecureRandomness()
 
     def stream(self, *labels: str | int) -> Randomness:  # noqa: ARG002 (every stream is fresh)
         return SecureRandomness()

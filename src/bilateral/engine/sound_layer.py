@@ -204,6 +204,7 @@ def _make_client(around: Surroundings, noise: SoundNoise, fits: _GridCheck, seat
         half,
         _poisson_schedule(around, seat) if by_sample else around.batch_schedule(seat),
         lambda upload: adder.add_noise(upload, upload.round_index),
+        adder.begin,
         _setter(half, adder, fits) if counted else None,
     )
 

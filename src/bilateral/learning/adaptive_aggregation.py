@@ -39,6 +39,9 @@ class AdaptiveAggregation:
     def _message(self, round_index: int) -> ClipNorm:
         return ClipNorm(round_index, torch.tensor(self._norm.clip.norm, dtype=torch.float64))
 
+    def outsiders(self) -> frozenset[str]:
+        return self._inner.outsiders()
+
     def state_tensors(self) -> dict[str, Tensor]:
         return {**self._inner.state_tensors(), **{f"clip/{n}": t for n, t in self._norm.state_tensors().items()}}
 

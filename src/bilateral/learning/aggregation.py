@@ -40,6 +40,10 @@ class Aggregation(Protocol):
         """The sum of what the clients sent last. `sent`: what they were sent to train on, the same to all."""
         ...
 
+    def outsiders(self) -> frozenset[str]:
+        """Clients that cannot take part any more: whose keys came too late, or who cheated."""
+        ...
+
     def state_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must keep so that later rounds are the same after a restart."""
         ...
@@ -64,6 +68,9 @@ class PlainAggregation:
         sent: Packet = (),  # noqa: ARG002
     ) -> Aggregate:
         return aggregate(uploads_among(replies, round_index, self.incidents), round_index)
+
+    def outsiders(self) -> frozenset[str]:
+        return frozenset()
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}

@@ -87,6 +87,10 @@ class KeyAgreement:
             self._roster = make_roster()
         return [name for name in participants if name in self._roster.clients]
 
+    def outsiders(self) -> frozenset[str]:
+        """Those whose keys came too late: the roster is closed."""
+        return frozenset() if self._roster is None else frozenset(self._missing)
+
     def packet(self, name: str, opening: Message) -> Packet:
         """The opening, after the roster for a client that has not answered one yet."""
         assert self._roster is not None
@@ -145,6 +149,9 @@ class MaskedAggregation:
             if error.culprit:
                 self._suspects.convict(error.culprit)
             raise
+
+    def outsiders(self) -> frozenset[str]:
+        return self._keys.outsiders() | frozenset(self._suspects.names())
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self._server.state_tensors()
@@ -213,6 +220,9 @@ class PairwiseAggregation:
                 remedy="Use masks = 'ring', which survives clients that drop out.",
             )
         return aggregate(uploads, round_index)
+
+    def outsiders(self) -> frozenset[str]:
+        return self._keys.outsiders()
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}

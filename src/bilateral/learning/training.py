@@ -57,7 +57,7 @@ class Training:
         if not bool(torch.isfinite(update.gradient).all()):
             raise NumericalRangeError(
                 f"The aggregated gradient of round {round_index} holds NaN or infinite values.",
-                remedy="Lower the learning rate; the last checkpoint is from before.",
+                remedy="Lower the learning rate and start anew.",
             )
         self.last_gradient = update.gradient
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
@@ -65,7 +65,7 @@ class Training:
         if not bool(torch.isfinite(self.weights()).all()):
             raise NumericalRangeError(
                 f"The model's weights became NaN or infinite in round {round_index}.",
-                remedy="Lower the learning rate, and resume or start anew: the last checkpoint is from before.",
+                remedy="Lower the learning rate and start anew.",
             )
         return total.contributors
 

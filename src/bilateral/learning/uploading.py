@@ -46,11 +46,13 @@ class MaskUploader:
         masks: MaskClient,
         keys: KeyRing,
         privatise: Privatise | None = None,
+        pay: Callable[[int], None] | None = None,
         set_norm: Callable[[float], None] | None = None,
     ) -> None:
         self._masks = masks
         self._keys = keys
         self._privatise = privatise
+        self._pay = pay
         self._set_norm = set_norm
         self._norm: ClipNorm | None = None
         self._context = b""
@@ -76,7 +78,12 @@ class MaskUploader:
         return None
 
     def bind(self, model: RoundModel) -> None:
-        """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on."""
+        """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on.
+
+        Under noise the round is paid for now: an error while training would be an answer too.
+        """
+        if self._pay is not None:
+            self._pay(model.round_index)
         norm, self._norm = self._norm, None
         if norm is None and self._set_norm is None:
             self._context = digest(model)

@@ -31,6 +31,7 @@ _MAX_VALUES: Final = 1 << 36
 _MAX_DIMENSIONS: Final = 8
 _DTYPES: Final = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64)}
 _M = TypeVar("_M", bound=Message)
+_FIELD_TYPES: Final[dict[type[Message], dict[str, Any]]] = {}
 
 
 def encode(message: Message) -> bytes:
@@ -55,14 +56,21 @@ def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
     if not isinstance(name, str) or name not in known:
         raise _refusal(sender, f"expected one of {', '.join(sorted(known))}, got type {_short(name)}")
     described = header.get("fields")
-    hints = get_type_hints(known[name])
-    expected = {item.name: hints[item.name] for item in fields(known[name])}
+    expected = _field_types(known[name])
     if not isinstance(described, dict) or set(described) != set(expected) or set(header) != {"type", "fields"}:
         raise _refusal(sender, f"{name} has the fields {', '.join(expected)}, and no others")
     reader = _Reader(payload, sender)
     values = {field: reader.read(f"{name}.{field}", described[field], expected[field]) for field in expected}
     reader.expect_end()
     return known[name](**values)
+
+
+def _field_types(kind: type[Message]) -> dict[str, Any]:
+    """Reading annotations is slow, and they do not change."""
+    if kind not in _FIELD_TYPES:
+        hints = get_type_hints(kind)
+        _FIELD_TYPES[kind] = {item.name: hints[item.name] for item in fields(kind)}
+    return _FIELD_TYPES[kind]
 
 
 def _parts(message: Message) -> list[bytes]:

@@ -30,6 +30,7 @@ DEPLOYMENT = Deployment(
     data_settings={"site-2": DataSettings(options={"part": 2}, data_dir="patients")},
     server_settings=ServerSettings(runs="all-runs"),
     server_data=DataSettings(options={"test": True}),
+    plans=("ab" * 32,),
 )
 
 
@@ -53,10 +54,15 @@ def public_keys(kits):
 def test_each_party_has_its_own_settings(kits):
     assert load_site_settings(kits.server).data.options == {"test": True}
     assert load_site_settings(kits.server).runs_directory == kits.server / "all-runs"
-    assert load_site_settings(kits.sites["site-1"]).data == DataSettings()
+    assert load_site_settings(kits.sites["site-1"]).data == DataSettings(data_dir="data")
+    assert (kits.sites["site-1"] / "data").is_dir()
     assert load_site_settings(kits.sites["site-2"]).data_directory == kits.sites["site-2"] / "patients"
     holders = [path for path in kits.server.parent.rglob("*") if path.is_file() and b"patients" in path.read_bytes()]
     assert holders == [kits.sites["site-2"] / "local" / "bilateral.toml"]
+
+
+def test_every_kit_accepts_the_plans_of_the_deployment(kits):
+    assert all(load_site_settings(kit).plans.accepted == ("ab" * 32,) for kit in parties(kits))
 
 
 def test_every_kit_pins_every_site(kits):
@@ -207,6 +213,8 @@ class TestRefusals:
             ({"fed_learn_port": 0}, "port between"),
             ({"admin_port": 70000}, "port between"),
             ({"scheme": "ftp"}, "scheme 'ftp'"),
+            ({"plans": ["ab" * 31]}, "fingerprint of 64"),
+            ({"plans": ["ab" * 32 + "\n"]}, "fingerprint of 64"),
         ],
     )
     def test_what_makes_no_sense(self, tmp_path, change, problem):
@@ -255,6 +263,25 @@ class TestLaterChanges:
         certificate(after.sites["site-3"]).verify_directly_issued_by(
             x509.load_pem_x509_certificate((before.server / "startup" / "rootCA.pem").read_bytes())
         )
+
+    def test_a_plan_is_added_once_and_the_rest_of_the_project_file_stays(self, before):
+        lines = before.project_file.read_text().splitlines()
+        for _ in range(2):
+            after = extend(before.directory, plans=["cd" * 32])
+            assert all(load_site_settings(kit).plans.accepted == ("ab" * 32, "cd" * 32) for kit in parties(after))
+        changed = before.project_file.read_text().splitlines()
+        assert len(changed) == len(lines)
+        assert [(old, new) for old, new in zip(lines, changed, strict=True) if old != new] == [
+            (f'      plans: ["{"ab" * 32}"]', f'      plans: ["{"ab" * 32}", "{"cd" * 32}"]')
+        ]
+
+    @pytest.mark.parametrize("change", [("      plans: [", "      plans:  ["), ("participants:", "participants :")])
+    def test_a_project_file_of_another_layout_is_left_alone(self, before, change):
+        text = before.project_file.read_text().replace(*change)
+        before.project_file.write_text(text)
+        with pytest.raises(DeploymentError, match="laid out"):
+            extend(before.directory, {"site-3": DataSettings()}, ["cd" * 32])
+        assert before.project_file.read_text() == text
 
     @pytest.mark.parametrize("name", ["site-1", "SITE-1", "localhost", "a b", "server"])
     def test_a_site_that_cannot_be_added_changes_nothing(self, before, name):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import tomli_w
 from hypothesis import given, settings
@@ -5,7 +7,8 @@ from hypothesis import strategies as st
 
 from bilateral.engine.flare.kit_builder import write_new_identity
 from bilateral.engine.flare.site_settings import DataSettings, SiteSettings, load_site_settings
-from bilateral.errors import DeploymentError
+from bilateral.engine.plan import parse_plan
+from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.mask.keys import is_signed
 
 KEY = "ab" * 32
@@ -69,6 +72,8 @@ def test_no_data_directory_is_none(tmp_path):
         (f"[identities]\nsite-1 = '{KEY.upper()}'\n", r"identities\.site-1"),
         (f"[identities]\nsite-1 = '''{KEY}\n'''\n", r"identities\.site-1"),
         ("[data\n", "not a readable TOML"),
+        ("[plans]\naccepted = ['abc']\n", r"plans\.accepted"),
+        (f"[plans]\naccepted = '{KEY}'\n", r"plans\.accepted"),
         ("whatever = 1\n", "whatever.*not a setting"),
     ],
 )
@@ -89,6 +94,61 @@ def test_a_server_has_no_identity_and_a_site_no_runs(tmp_path):
         load_site_settings(write(tmp_path, "[server]\n")).identity()
     with pytest.raises(DeploymentError, match=r"no section \[server\]"):
         _ = load_site_settings(write(tmp_path, "[identity]\n")).runs_directory
+
+
+class TestPlans:
+    PLAN = parse_plan({"data": {"sites": {"a": {}, "b": {}}}}, "of a test")
+
+    def accepting(self, kit, *fingerprints):
+        return load_site_settings(write(kit, tomli_w.dumps({"plans": {"accepted": list(fingerprints)}, "server": {}})))
+
+    def test_a_plan_that_the_operator_agreed_to_is_accepted(self, tmp_path):
+        self.accepting(tmp_path, "cd" * 32, self.PLAN.fingerprint()).check_accepted(self.PLAN)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"aggregation.masks": "none"},
+            {"protection": "fedavg"},
+            {"data.name": "os:system"},
+            {"data.sites": {"a": {"path": "/etc"}, "b": {}}},
+            {"seed": 1},
+        ],
+    )
+    def test_any_other_plan_is_refused_and_the_remedy_is_the_line_to_add(self, tmp_path, change):
+        other = self.PLAN.with_settings(change)
+        with pytest.raises(PlanError, match=rf'add "{other.fingerprint()}" to `accepted` under \[plans\]'):
+            self.accepting(tmp_path, self.PLAN.fingerprint()).check_accepted(other)
+
+    def test_settings_without_plans_accept_none(self, tmp_path):
+        with pytest.raises(PlanError, match=r"\(0 are\)"):
+            load_site_settings(write(tmp_path, "")).check_accepted(self.PLAN)
+
+    def test_waiting_longer_is_the_same_plan(self, tmp_path):
+        longer = self.PLAN.with_settings({"federation.patience": 9.0, "federation.timeout": 9.0})
+        self.accepting(tmp_path, self.PLAN.fingerprint()).check_accepted(longer)
+
+    def test_a_checkpoint_is_bound_to_the_start_of_the_fingerprint(self):
+        assert re.fullmatch("[0-9a-f]{64}", self.PLAN.fingerprint())
+        assert self.PLAN.fingerprint().startswith(self.PLAN.digest())
+        assert len(self.PLAN.digest()) == 16
+
+    @pytest.mark.parametrize("name", ["first", "2026-11-16", "a.b_c-1", "A"])
+    def test_a_run_has_a_directory_of_its_name(self, tmp_path, name):
+        assert self.accepting(tmp_path).run_directory(name) == tmp_path / "runs" / name
+
+    @pytest.mark.parametrize(
+        "name", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", "a b", ".x", "-x", "a\n", "x" * 101, None]
+    )
+    def test_a_run_name_leads_nowhere_else(self, tmp_path, name):
+        with pytest.raises(PlanError, match="run's name"):
+            self.accepting(tmp_path).run_directory(name)
+
+    def test_rounds_are_counted_apart_for_each_plan(self, tmp_path):
+        found = self.accepting(tmp_path)
+        other = self.PLAN.with_settings({"seed": 1})
+        assert found.spent_file(self.PLAN) == tmp_path / "spent" / f"{self.PLAN.fingerprint()}.json"
+        assert found.spent_file(self.PLAN) != found.spent_file(other)
 
 
 class TestIdentity:

@@ -219,7 +219,7 @@ def test_too_few_sites_are_waited_for_and_then_the_run_stops_with_its_checkpoint
     assert conduct(chosen, tmp_path / "run").finished
 
 
-def test_what_a_site_sends_can_not_stop_a_run(tmp_path):
+def test_no_reply_of_a_site_stops_a_run_by_itself(tmp_path):
     chosen = small()
     garbage = iter(
         [{REPLY: b"BLT1"}, {REPLY: "text"}, {}, {REFUSED: 7}, [1], {REFUSED: "no"}, {REPLY: b"", "more": 1}, None]

@@ -64,17 +64,20 @@ def test_a_site_says_what_it_runs_and_no_number_of_samples():
     ("changes", "said"),
     [
         ({"plan_digest": "0" * 16}, "another plan"),
-        ({"members": ("client-1", "client-1", "client-2")}, "twice"),
-        ({"members": ("client-1", "client-2")}, "not every site's"),
-        ({"members": ("client-2", "client-3", "client-4")}, "another number of samples for client-1"),
+        ({"members": ("client-1", "client-1", "client-2")}, "of the plan"),
+        ({"members": ("client-1", "client-2")}, "of the plan"),
+        ({"members": ("client-1",), "num_samples": (0,)}, "of the plan"),
+        ({"members": ("client-1", "client-2", "client-4")}, "of the plan"),
+        ({"num_samples": (0, 0)}, "not every site's"),
         ({"num_samples": (5, 0, 0)}, "another number of samples for client-1"),
         ({"task": "espionage"}, "not known here"),
-        ({"loss": "hinge"}, "not known here"),
-        ({"input_shape": ()}, "make no sense"),
-        ({"input_shape": (-1,)}, "make no sense"),
-        ({"input_shape": (31,)}, "its own log says more"),
-        ({"num_outputs": 0}, "make no sense"),
-        ({"term_scales": torch.zeros(2, 2, dtype=torch.float64)}, "make no sense"),
+        ({"loss": "hinge"}, "not the plan's"),
+        ({"loss": "mse"}, "not the plan's"),
+        ({"input_shape": ()}, "do not fit"),
+        ({"input_shape": (1 << 38,)}, "do not fit"),
+        ({"num_outputs": 0}, "do not fit"),
+        ({"num_outputs": 3}, "its own log says more"),
+        ({"term_scales": torch.zeros(2, 2, dtype=torch.float64)}, "do not fit"),
     ],
 )
 def test_a_briefing_that_does_not_fit_is_refused(changes, said):
@@ -142,6 +145,12 @@ def test_a_server_that_shows_false_keys_is_left_for_good():
     )
     assert "has left this term" in one.deliver(0, 1, [encode(roster)])[REFUSED]
     assert "has left this term" in one.deliver(0, 2, [encode(KeyRequest(secrets.run_id))])[REFUSED]
+    assert "briefed before" in one.brief(encode(briefing()))[REFUSED]
+
+
+def test_a_second_briefing_in_a_term_is_refused():
+    one = briefed()
+    assert "briefed before" in one.brief(encode(briefing()))[REFUSED]
 
 
 def broken_data(**_):

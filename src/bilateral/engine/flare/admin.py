@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 from nvflare.fuel.flare_api.api_spec import (
     AuthenticationError,
+    JobNotDone,
     JobNotRunning,
     NoConnection,
     SessionClosed,
@@ -25,6 +28,7 @@ from nvflare.fuel.flare_api.api_spec import (
 )
 from nvflare.fuel.flare_api.flare_api import Session
 
+from bilateral.engine.flare.coordinator import OUTCOME_FILE
 from bilateral.errors import DeploymentError
 
 Answer = TypeVar("Answer")
@@ -32,6 +36,10 @@ _log = logging.getLogger(__name__)
 # What FLARE logs of lost connections comes back as an error here; without a handler Python would also print it.
 logging.getLogger("nvflare").addHandler(logging.NullHandler())
 _LOST_SESSION = (NoConnection, SessionClosed, SessionExpired, AuthenticationError)
+
+
+class ServerAwayError(DeploymentError):
+    """The server does not answer. It may only be restarting: whoever has time asks again."""
 
 
 class JobState(Enum):
@@ -87,9 +95,12 @@ class Admin:
     ) -> None:
         self.close()
 
-    def submit(self, job: Path) -> str:
-        """Hand a job directory to the server; its id. Asked twice because of a lost connection, it submits once."""
-        token = uuid.uuid4().hex
+    def submit(self, job: Path, token: str | None = None) -> str:
+        """Hand a job directory to the server; its id. Asked twice because of a lost connection, it submits once.
+
+        The same `token` again gives the job of the first time: for a caller that asks again after an error.
+        """
+        token = token or uuid.uuid4().hex
         return str(self._ask("take a job", lambda session: session.submit_job(str(job), submit_token=token)))
 
     def status(self, job_id: str) -> JobStatus:
@@ -105,7 +116,7 @@ class Admin:
             if status.text not in ("RUNNING", "DISPATCHED"):
                 return status
             started = float(session.get_system_info().server_info.start_time)
-            return JobStatus(JobState.FAILED, "LOST") if float(meta["submit_time"]) < started else status
+            return JobStatus(JobState.FAILED, "LOST") if _last_sign(meta) < started else status
 
         return self._ask("tell the status of a job", ask)
 
@@ -118,6 +129,31 @@ class Admin:
         """Connected sites that have a process for this job, by their own word. Waits for dead ones a while."""
         jobs = self._ask("ask the sites for their jobs", lambda session: session.get_client_job_status())
         return tuple(sorted(str(job["client_name"]) for job in jobs or () if job.get("job_id") == job_id))
+
+    def jobs(self, name: str) -> dict[str, JobStatus]:
+        """The jobs of this name, newest first, with FLARE's word about each (see `status`, which knows better)."""
+        jobs = self._ask("list its jobs", lambda session: session.list_jobs(name_prefix=name, reverse=True))
+        return {str(job["job_id"]): JobStatus.of(str(job["status"])) for job in jobs if job["job_name"] == name}
+
+    def outcome(self, job_id: str) -> dict[str, Any] | None:
+        """What an ended job left for its administrator (`OUTCOME_FILE`); None if it was killed before it could."""
+        with tempfile.TemporaryDirectory(prefix="bilateral-outcome-") as folder:
+
+            def download(session: Session) -> Path | None:
+                try:
+                    return Path(session.download_job_result(job_id, folder))
+                except JobNotDone:
+                    return None  # it will never be, if the server was killed
+
+            found = self._ask("hand out the outcome of a job", download)
+            files = [] if found is None else sorted(found.rglob(OUTCOME_FILE))
+            if not files:
+                return None
+            try:
+                values = json.loads(files[0].read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise DeploymentError(f"The outcome of job {job_id} cannot be read: {error}.") from error
+        return dict(values) if isinstance(values, dict) else None
 
     def command(self, job_id: str, topic: str, data: dict[str, Any]) -> dict[str, Any]:
         """Ask the server's part of a running job something; its answer."""
@@ -157,8 +193,8 @@ class Admin:
                 if fresh:
                     raise
                 return question(self._open())
-        except NoConnection as error:
-            raise DeploymentError(
+        except (NoConnection, SessionClosed, SessionExpired) as error:
+            raise ServerAwayError(
                 f"There is no connection to the FLARE server at {self._server}.", remedy="Is it running? See its log."
             ) from error
         except Exception as error:  # FLARE's errors have no common base
@@ -178,6 +214,13 @@ class Admin:
                 raise
             self._session = session
         return self._session
+
+
+def _last_sign(meta: dict[str, Any]) -> float:
+    """When a server last did something about a job: a job that was only submitted to a dead server lives on."""
+    if meta.get("start_time"):
+        return datetime.fromisoformat(str(meta["start_time"])).timestamp()
+    return max(float(meta["submit_time"]), float(meta.get("last_schedule_time") or 0.0))
 
 
 def _close(session: Session) -> None:

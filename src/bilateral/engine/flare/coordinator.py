@@ -20,7 +20,6 @@ from bilateral.engine.flare.surroundings import is_simulation, kit_settings, pla
 from bilateral.engine.loop import RoundReport
 from bilateral.engine.remote.conductor import Conductor
 from bilateral.engine.remote.exchange import SiteSilentError
-from bilateral.errors import BilateralError
 
 log = logging.getLogger("bilateral.server")
 STATUS, STOP = "bilateral.status", "bilateral.stop"
@@ -66,7 +65,7 @@ def _mapping(answer: Any) -> Mapping[str, Any]:
 
 def _reason(error: CollabCallError) -> str:
     """FLARE's own words about a call that failed, without the remote traceback."""
-    return str(getattr(error, "cause", error)).splitlines()[0][:200]
+    return str(getattr(error, "cause", error)).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 class Coordinator:
@@ -93,9 +92,9 @@ class Coordinator:
         conductor = self._conductor(workspace, FlareSites(list(collab.clients)))
         try:
             result = conductor.conduct()
-        except BilateralError as error:
+        except Exception as error:  # told to the administrator, and raised: FLARE ends the job
             self._write_outcome(workspace, {"error": str(error), "kind": type(error).__name__})
-            log.error("%s", error)
+            log.error("%s: %s", type(error).__name__, error)
             raise
         self._write_outcome(workspace, result.as_dict())
 
@@ -105,6 +104,7 @@ class Coordinator:
         settings: dict[str, Any] = {}
         if not is_simulation():
             own = kit_settings(workspace)
+            own.check_accepted(plan)  # the server opens data too, with the loader that the plan names
             path, data_dir, settings = own.run_directory(self.output), own.data_directory, own.data.options
         return Conductor(
             plan,

@@ -3,7 +3,9 @@
 `nvflare provision` runs it like FLARE's own builders, so an operator who edits the project file and provisions by hand
 gets the same kits as `provision`. It writes into each kit:
 
-- `local/bilateral.toml`: the party's own settings, with the public identity keys of all sites;
+- `local/bilateral.toml`: the party's own settings, with the public identity keys of all sites and the plans that the
+  party takes part in (`plans`, an argument of the builder in the project file);
+- `data/`, empty: where the party's data are looked for, unless its settings say otherwise;
 - `local/identity.key`, mode 0600, in a site's kit only: its private identity key;
 - `local/resources.json`: FLARE's settings, with the classes a job may build cut down to ours, and short waits;
 - `local/authorization.json`: nobody may send code (BYOC) or read files of a party;
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from bilateral.engine.flare.site_settings import (
     SETTINGS_FILE,
     DataSettings,
     IdentitySettings,
+    PlanSettings,
     ServerSettings,
     read_identity,
 )
@@ -45,17 +49,27 @@ KIT_VARIABLE = "BILATERAL_KIT"
 JOB_CLASSES = (
     "nvflare.collab.runtime.controller.CollabController",
     "nvflare.collab.runtime.executor.CollabExecutor",
-    "bilateral.engine.flare.coordinator.",
-    "bilateral.engine.flare.site.",
+    "bilateral.engine.flare.coordinator.Coordinator",
+    "bilateral.engine.flare.site.Site",
 )
 HEARTBEAT_SECONDS = 4
 """A parent process tells the server this often that it is there, and which jobs it runs."""
+DATA_FOLDER = "data"
 OPTIONS = {
     # a site that died does not hold up the end of a job for FLARE's 15 minutes
-    "server": ("client_outcome_wait_timeout=30",),
+    "server": ("client_outcome_wait_timeout=10",),
     "client": (f"heart_beat_interval={HEARTBEAT_SECONDS}",),
 }
 """FLARE reads these from the command line only, so they stand in `startup/sub_start.sh`."""
+ENVIRONMENT = {
+    # FLARE keeps a thread waiting for each reply that it received, 65 s by default: thousands with short rounds
+    "NVFLARE_STREAMING_RETRY_TIMEOUT": "2",
+    "NVFLARE_STREAMING_RETRY_WAIT": "1",
+    # megabytes that come and go with every message stay with the process: a fifth less time for 8 MB
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "2147483647",
+}
+"""What every FLARE process of ours runs with."""
 _IDENTITIES = "bilateral_identities.json"
 _ALLOWED = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
 _REFUSED = ("clone_job", "shell_commands", "byoc", "server-predeployed-flwr")
@@ -69,8 +83,23 @@ _TELLING_LOGGERS = (
 )
 
 
+_SETTINGS_HEADER = """\
+# Settings of {}, for this party only. Paths are relative to the kit directory.
+# [data.options] are options of the data loader that the plan names; they win over the plan's own.
+# [plans] accepted: add the fingerprint of another plan here if you agree to it; without it, it is refused.
+
+"""
+
+
 class BilateralBuilder(Builder):
-    """Adds settings, identities and limits to the kits that FLARE's builders made. Must come last."""
+    """Adds settings, identities and limits to the kits that FLARE's builders made. Must come last.
+
+    `plans`: fingerprints of the plans that this deployment is for.
+    """
+
+    def __init__(self, plans: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._plans = PlanSettings(accepted=tuple(plans))
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         state = Path(ctx.get_state_dir())
@@ -80,7 +109,8 @@ class BilateralBuilder(Builder):
         public_keys = self._identities(state / _IDENTITIES, workspace, sites, ctx)
         for party in (server, *sites):
             local = Path(ctx.get_local_dir(party))
-            _write_settings(local, party, public_keys)
+            _write_settings(local, party, public_keys, self._plans)
+            (local.parent / DATA_FOLDER).mkdir(exist_ok=True)
             _write_json(local / "authorization.json", _authorization(local))
             _write_json(local / "log_config.json", _log_config(local))
             _write_json(local / "resources.json", _resources(local, party.type))
@@ -126,9 +156,10 @@ def _write_secret(path: Path, text: str) -> None:
         file.write(text + "\n")
 
 
-def _write_settings(local: Path, party: Participant, public_keys: dict[str, str]) -> None:
+def _write_settings(local: Path, party: Participant, public_keys: dict[str, str], plans: PlanSettings) -> None:
     own = dict(party.get_prop(PROPERTY) or {})
-    values: dict[str, Any] = {"data": DataSettings.model_validate(own.pop("data", {})).model_dump(exclude_none=True)}
+    data = {"data_dir": DATA_FOLDER, **own.pop("data", {})}
+    values: dict[str, Any] = {"data": DataSettings.model_validate(data).model_dump(exclude_none=True)}
     if party.type == "server":
         values["server"] = ServerSettings.model_validate(own).model_dump()
     elif own:
@@ -136,7 +167,8 @@ def _write_settings(local: Path, party: Participant, public_keys: dict[str, str]
     else:
         values["identity"] = IdentitySettings().model_dump()
     values["identities"] = public_keys
-    header = f"# Settings of {party.name}, for this party only. Paths are relative to the kit directory.\n\n"
+    values["plans"] = plans.model_dump(mode="json")
+    header = _SETTINGS_HEADER.format(party.name)
     (local / SETTINGS_FILE).write_text(header + tomli_w.dumps(values), encoding="utf-8")
 
 
@@ -195,7 +227,8 @@ def _extend_start_script(script: Path, kind: str) -> None:
         raise DeploymentError(
             f"FLARE wrote a {script.name} of a form that is not known here.", remedy="Use nvflare 2.9."
         )
-    text = text.replace(export, export + f'export {KIT_VARIABLE}="$WORKSPACE"\n')
+    ours = "".join(f'export {name}="{value}"\n' for name, value in ENVIRONMENT.items())
+    text = text.replace(export, export + f'export {KIT_VARIABLE}="$WORKSPACE"\n' + ours)
     script.write_text(text.replace(last_option, f" {' '.join(OPTIONS[kind])}{last_option}"), encoding="utf-8")
 
 

@@ -24,8 +24,9 @@ from typing import Any, Literal
 import psutil
 
 from bilateral.engine.checkpoint import matching_checkpoint
-from bilateral.engine.federation import member_names
+from bilateral.engine.federation import member_names, needs_sample_counts
 from bilateral.engine.flare.admin import Admin
+from bilateral.engine.flare.kit_builder import ENVIRONMENT
 from bilateral.engine.flare.processes import LocalProcesses, free_ports
 from bilateral.engine.flare.provisioning import Deployment, provision
 from bilateral.engine.flare.recipe import make_recipe
@@ -185,6 +186,7 @@ class _LocalRun:
                     on_tick=lambda: self._keep_alive(processes, reader),
                     on_note=self.on_note,
                     should_stop=self.should_stop,
+                    all_at_first=needs_sample_counts(self.plan) and not self.directory.checkpoint.exists(),
                 )
                 outcome = supervisor.supervise()
             self._look(reader)
@@ -224,7 +226,7 @@ class _LocalRun:
             return str(error)
 
     def _environment(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": "1", **os.environ, SIMULATION: "1"}
+        return {"OMP_NUM_THREADS": "1", **ENVIRONMENT, **os.environ, SIMULATION: "1"}
 
     @contextmanager
     def _workspace(self) -> Iterator[Path]:

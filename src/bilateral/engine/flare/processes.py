@@ -24,7 +24,7 @@ from types import TracebackType
 
 import psutil
 
-from bilateral.engine.flare.kit_builder import KIT_VARIABLE, OPTIONS
+from bilateral.engine.flare.kit_builder import ENVIRONMENT, KIT_VARIABLE, OPTIONS
 from bilateral.engine.flare.provisioning import Kits, party_organisation
 from bilateral.errors import DeploymentError
 
@@ -103,6 +103,7 @@ class LocalProcesses:
         command = [sys.executable, "-u", "-m", _MODULES[kind], "-m", str(kit), "-s", f"fed_{kind}.json", "--set"]
         environment = {
             "MALLOC_ARENA_MAX": "4",  # as sub_start.sh has it
+            **ENVIRONMENT,
             **os.environ,
             **self._environment,
             "PYTHONUNBUFFERED": "1",

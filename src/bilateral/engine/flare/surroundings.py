@@ -37,9 +37,9 @@ def plan_of_job(text: str) -> RunPlan:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise PlanError("The job's plan is not JSON.", remedy="Submit it with `bilateral deploy submit`.") from error
+        raise PlanError("The job's plan is not JSON.", remedy="Submit it with `bilateral submit`.") from error
     if not isinstance(values, dict):
-        raise PlanError("The job's plan is not an object.", remedy="Submit it with `bilateral deploy submit`.")
+        raise PlanError("The job's plan is not an object.", remedy="Submit it with `bilateral submit`.")
     return parse_plan(values, "of the job")
 
 

@@ -41,6 +41,7 @@ class Attendance:
     ping_every: float = PING_EVERY
     _absent: dict[str, _Absence] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
+    _looked_for: set[str] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _closed: bool = False
 
@@ -51,8 +52,10 @@ class Attendance:
 
     def gather(self, round_index: int, invited: Sequence[str]) -> list[str]:
         """The invited sites that are there; waits up to `patience` seconds until they are enough."""
-        needed = min(self.needed, len(invited))
-        deadline = time.monotonic() + self.patience
+        needed = self.needed
+        # Whoever is not in this term, or out of it for good, will not come however long we wait.
+        possible = sum(name in self.sites for name in invited) >= needed
+        deadline = time.monotonic() + (self.patience if possible else 0.0)
         present = self._welcome(round_index, invited)
         if len(present) < needed:
             self.tell(Waiting(round_index + 1, tuple(present), needed))
@@ -76,9 +79,10 @@ class Attendance:
         with self._changed:
             self._misses[site] = self._misses.get(site, 0) + 1
             rounds_out = min(2 ** (self._misses[site] - 1) - 1, MAX_ROUNDS_OUT)
-            known = site in self._absent
             self._absent[site] = _Absence(round_index + 1 + rounds_out)
-        if not known and site in self.sites:
+            start = site in self.sites and site not in self._looked_for
+            self._looked_for.add(site)
+        if start:
             threading.Thread(target=self._look_for, args=(site,), daemon=True, name=f"look-for-{site}").start()
 
     def contributed(self, sites: Sequence[str]) -> None:
@@ -114,13 +118,13 @@ class Attendance:
 
     def _look_for(self, site: str) -> None:
         while True:
-            answers = self.ping(site) is True
             with self._changed:
                 absence = self._absent.get(site)
                 if self._closed or absence is None:
+                    self._looked_for.discard(site)
                     return
-                absence.answers = answers
+            answers = self.ping(site) is True
+            with self._changed:
+                absence.answers = answers  # of the absence that was asked about, if there is another by now
                 self._changed.notify_all()
                 self._changed.wait(self.ping_every)
-                if self._closed or site not in self._absent:
-                    return

@@ -7,8 +7,9 @@ begins, so that the next term goes on with no round lost or applied twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.attendance import Attendance
 from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import (
+    MAX_REASON,
     REFUSED,
     REPLY,
     RemoteExchange,
@@ -33,13 +35,14 @@ from bilateral.engine.remote.exchange import (
     Tickets,
     Timing,
 )
-from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_directory import RunDirectory, write_json
 from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import BilateralError, ProtocolError, SitesMissingError
-from bilateral.protocols.wire import decode, encode
+from bilateral.errors import BilateralError, CheckpointError, ProtocolError, SitesMissingError
+from bilateral.protocols.wire import decode, digest, encode
 
+MAX_SAMPLES = 10**9
 LOCK_PATIENCE = 60.0
 """How long a new term waits for the process of the last one to be gone."""
 MakeSecrets = Callable[[int, Sequence[str]], Secrets]
@@ -87,7 +90,7 @@ class Conductor:
         directory = RunDirectory.create_or_open(self.path, self.plan)
         # A conversation and a call a site, and calls to dead sites that have not timed out yet.
         workers = 8 * max(len(self.sites.names()), 1)
-        with directory.locked(LOCK_PATIENCE), ThreadPoolExecutor(max_workers=workers) as pool:
+        with directory.locked(LOCK_PATIENCE), _pool(workers) as pool:
             directory.clear_stop()
             checkpoint = None
             if directory.checkpoint.exists():
@@ -112,7 +115,8 @@ class Conductor:
         names = federation.names
         secrets = self.make_secrets(term, names)
         blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
-        enrolled = enrolment.brief(blueprints[0], secrets, term)
+        enrolled = enrolment.brief(blueprints[0], secrets, term)  # and binds the secrets, before any is used
+        enrolment.check_enough(enrolled, sites_needed(self.plan, len(names)))
         stop = partial(self._is_asked_to_stop, directory)
         attendance = Attendance(
             enrolled,
@@ -179,6 +183,8 @@ class _Enrolment:
     directory: RunDirectory
     pool: ThreadPoolExecutor
     _cards: dict[str, SiteCard] = field(default_factory=dict)
+    _new_counts: dict[str, int] | None = None
+    _troubles: dict[str, str] = field(default_factory=dict)
 
     def federation(self) -> Federation:
         """The server's own view, with the members' sample counts where the plan needs them."""
@@ -196,37 +202,50 @@ class _Enrolment:
         """Tell every site the facts; returns those that are ready."""
         around, federation = self.conductor, blueprint.federation
         problem = federation.problem
-        briefing = encode(
-            Briefing(
-                around.plan.digest(),
-                secrets.run_id,
-                term,
-                tuple(member.name for member in federation.members),
-                tuple(member.num_samples for member in federation.members),
-                problem.dataset,
-                problem.task,
-                tuple(problem.input_shape),
-                problem.num_outputs,
-                problem.loss,
-                torch.tensor(blueprint.term_scales, dtype=torch.float64),
-            )
+        facts = Briefing(
+            around.plan.digest(),
+            secrets.run_id,
+            term,
+            tuple(member.name for member in federation.members),
+            tuple(member.num_samples for member in federation.members),
+            problem.dataset,
+            problem.task,
+            tuple(problem.input_shape),
+            problem.num_outputs,
+            problem.loss,
+            torch.tensor(blueprint.term_scales, dtype=torch.float64),
         )
+        briefing = encode(facts)
+        secrets.bind(digest(facts))
+        if self._new_counts is not None:  # everything could be built from them: they are the run's
+            write_json(self._counts_file, self._new_counts)
         timeout = around.plan.federation.timeout
         return list(self._ask(list(self._cards), lambda site: around.sites.brief(site, briefing, timeout)))
 
+    @property
+    def _counts_file(self) -> Path:
+        return self.directory.path / "members.json"
+
+    def check_enough(self, enrolled: Sequence[str], needed: int) -> None:
+        """Whoever is not enrolled joins with the next term at the earliest, so waiting in this one is in vain."""
+        if len(enrolled) < needed:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in self._troubles.items())
+            raise SitesMissingError(
+                f"{len(enrolled)} sites are ready, {needed} are needed. {reasons}".strip(),
+                remedy="Bring the sites back, or see to what they refuse; then resume.",
+            )
+
     def _sample_counts(self, names: Sequence[str]) -> dict[str, int]:
         """Every member's, told in the first term and kept since: what a run spends must not depend on who is there."""
-        path = self.directory.path / "members.json"
-        if path.exists():
-            counts: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
-            return counts
+        if self._counts_file.exists():
+            return _read_counts(self._counts_file, names)
         if missing := [name for name in names if name not in self._cards]:
             raise SitesMissingError(
                 f"This plan's accounting needs every site's number of samples; {', '.join(missing)} told none.",
                 remedy="Start the run when all its sites are there; later they may come and go.",
             )
         counts = {name: self._cards[name].num_samples for name in names}
-        path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+        self._new_counts = counts
         return counts
 
     def _ask(self, sites: Sequence[str], ask: Callable[[str], Mapping[str, Any]]) -> dict[str, SiteCard]:
@@ -237,9 +256,11 @@ class _Enrolment:
             try:
                 cards[site] = self._card(site, future.result())
             except SiteSilentError as error:
-                self.directory.tell(SiteMissed(site, 0, "enrolment", str(error)))
+                self._troubles[site] = str(error)[:MAX_REASON]
+                self.directory.tell(SiteMissed(site, 0, "enrolment", self._troubles[site]))
             except ProtocolError as error:
-                self.directory.tell(MessageRefused(site, 0, str(error)))
+                self._troubles[site] = str(error)[:MAX_REASON]
+                self.directory.tell(MessageRefused(site, 0, self._troubles[site]))
         return cards
 
     def _card(self, site: str, answer: Mapping[str, Any]) -> SiteCard:
@@ -255,9 +276,32 @@ class _Enrolment:
                 f"{site} runs bilateral {card.version}, the server {around.version}.",
                 remedy="Install the same version.",
             )
-        if needs_sample_counts(around.plan) != (card.num_samples > 0):
+        if needs_sample_counts(around.plan) != (card.num_samples > 0) or card.num_samples > MAX_SAMPLES:
             raise ProtocolError(f"{site} told {card.num_samples} samples, which does not fit the plan.")
         return card
+
+
+def _read_counts(path: Path, names: Sequence[str]) -> dict[str, int]:
+    """What was told in the first term."""
+    try:
+        counts = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: int(counts[name]) for name in names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} does not say how many samples each site has: {type(error).__name__}.",
+            remedy="The accounting of this run rests on it: restore it, or start a new run.",
+        ) from error
+    return found
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls to sites; the end does not wait for calls to dead ones."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="site")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sites_needed(plan: RunPlan, num_members: int) -> int:

@@ -2,8 +2,8 @@
 
 Every conversation runs in a thread of its own; what the server says in between is said by one thread at a time. A site
 that does not answer in time is out of the round, and so is one whose reply cannot be read: which site, and at which
-stage, is told. A dead site is not waited for as long as a slow one. What a site *says* cannot stop a run; what it
-refuses is told to the operator.
+stage, is told. A dead site is not waited for as long as a slow one. No reply makes this raise; what a site refuses is
+told to the operator. (A site can still make rounds fail, by masking what it did not agree to mask: decision 9.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -137,15 +137,11 @@ class RemoteExchange:
         """Call the site; give up early if it shows no sign of life twice in a row."""
         call = self.pool.submit(self.call, name, self.lane, self.tickets.next(), data, self.timeout)
         silent = 0
-        while True:
-            try:
-                return call.result(self.ping_after)
-            except TimeoutError:
-                if call.done():
-                    raise
-                silent = silent + 1 if self.ping(name) is None else 0
-                if silent == PINGS_BEFORE_GIVING_UP:
-                    raise SiteSilentError("no sign of life; its process is gone or cut off") from None
+        while not wait([call], self.ping_after).done:
+            silent = silent + 1 if self.ping(name) is None else 0
+            if silent == PINGS_BEFORE_GIVING_UP:
+                raise SiteSilentError("no sign of life; its process is gone or cut off")
+        return call.result()
 
 
 def read_answer(answer: object, site: str) -> Message:

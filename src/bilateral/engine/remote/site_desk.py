@@ -24,6 +24,8 @@ from bilateral.engine.federation import (
     Problem,
     Share,
     load_site_share,
+    loss_of,
+    member_names,
     needs_sample_counts,
 )
 from bilateral.engine.plan import RunPlan
@@ -31,13 +33,13 @@ from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import REFUSED, REPLY
 from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import make_blueprints, reference_plan
-from bilateral.errors import AuthenticationError, BilateralError, PlanError, ProtocolError
+from bilateral.errors import AuthenticationError, BilateralError, NumericalRangeError, PlanError, ProtocolError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.settings import Loss
-from bilateral.protocols.wire import decode, encode
+from bilateral.protocols.wire import decode, digest, encode
 
 log = logging.getLogger("bilateral.site")
 MakeSecrets = Callable[[Briefing], Secrets]
@@ -80,7 +82,8 @@ class SiteDesk:
 
     def brief(self, data: object) -> dict[str, Any]:
         """Take the facts of the term and build the client; the answer is the site's card again."""
-        return self._answer(lambda: self._brief(data))
+        with self._at_work:
+            return self._answer(lambda: self._brief(data))
 
     def deliver(self, lane: object, ticket: object, packet: object) -> dict[str, Any]:
         """A packet for the client of a lane. Of several that wait, all but the newest are dropped."""
@@ -112,15 +115,17 @@ class SiteDesk:
         assert self._share is not None
         if not isinstance(data, bytes):
             raise ProtocolError("The briefing is not a message.")
+        if self._clients or self._left:
+            raise ProtocolError(f"{self.name} was briefed before; one briefing a term is taken.")
         briefing = decode(data, [Briefing], SERVER)
         federation = self._federation(briefing, self._share)
         plans = [self._plan]
         if self._reference and reference_plan(self._plan) != self._plan:
             plans.append(reference_plan(self._plan))
-        blueprints = make_blueprints(plans, federation, self._make_secrets(briefing))
-        with self._at_work:
-            self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
-            self._left = ""
+        secrets = self._make_secrets(briefing)
+        secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
+        blueprints = make_blueprints(plans, federation, secrets)
+        self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
         log.info("%s takes part in term %d", self.name, briefing.term)
         return card
 
@@ -128,13 +133,20 @@ class SiteDesk:
         """The public facts, checked as far as the site can: its plan, its name, its own number of samples."""
         if briefing.plan_digest != self._plan.digest():
             raise ProtocolError(f"The server runs another plan than {self.name}.", remedy="Submit the job anew.")
+        expected = member_names(self._plan, self._data_dir)
+        if briefing.members != expected:
+            raise ProtocolError(
+                f"Expected the sites {', '.join(expected)} of the plan, the server named {', '.join(briefing.members)}."
+            )
         told = len(share) if needs_sample_counts(self._plan) else 0
         counts = dict(zip(briefing.members, briefing.num_samples, strict=False))
         if len(counts) != len(briefing.members) or len(counts) != len(briefing.num_samples):
             raise ProtocolError("The briefing names a site twice, or not every site's number of samples.")
         if counts.get(self.name) != told:
             raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
-        problem = _problem(briefing, share.inputs.dtype)
+        if briefing.loss != loss_of(self._plan, share.task):
+            raise ProtocolError(f"The server says loss {briefing.loss!r}, which is not the plan's.")
+        problem = _problem(briefing, share)
         problem.check_share(self.name, share)
         return Federation(problem, tuple(Member(name, count) for name, count in counts.items()), {self.name: share})
 
@@ -153,6 +165,9 @@ class SiteDesk:
             self._left = f"{self.name} has left this term, since the server is not what it should be: {error}"
             log.error("%s", self._left)
             return _refusal(self._left)
+        except NumericalRangeError as error:  # its text has figures of the data
+            log.error("%s cannot go on: %s", self.name, error)
+            return _refusal(f"{type(error).__name__} at {self.name}; its own log says more.")
         except (ProtocolError, PlanError) as error:  # about messages and the common plan: the server may know
             log.warning("%s refused: %s", self.name, error)
             return _refusal(str(error))
@@ -164,20 +179,21 @@ class SiteDesk:
             return _refusal(f"an internal error at {self.name}; its own log says more.")
 
 
-def _problem(briefing: Briefing, dtype: torch.dtype) -> Problem:
+def _problem(briefing: Briefing, share: Share) -> Problem:
     """What is learned, as the server says."""
     task, loss, shape = briefing.task, briefing.loss, tuple(briefing.input_shape)
     if task not in get_args(Task) or loss not in get_args(Loss):
         raise ProtocolError(f"The briefing names task {task!r} and loss {loss!r}, which are not known here.")
-    if not shape or not all(size > 0 for size in shape) or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
-        raise ProtocolError("The briefing's sizes make no sense.")
+    if shape != tuple(share.inputs.shape[1:]) or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
+        raise ProtocolError("The briefing's sizes do not fit the site's data.")
     return Problem(
         briefing.dataset,
         cast("Task", task),
         shape,
         briefing.num_outputs,
         cast("Loss", loss),
-        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=dtype),  # for tracing; the server's own inputs stay there
+        # For tracing; the server's own inputs stay there.
+        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=share.inputs.dtype),
         term_scales=tuple(briefing.term_scales.tolist()),
     )
 

@@ -176,15 +176,23 @@ class DistributedGaussian:
         self._randomness = randomness or SecureRandomness()
         self._max_rounds = max_rounds
         self._counter = counter or MemoryCounter()
+        self._begun: int | None = None
 
     def set_norm(self, norm: float) -> None:
         """Adaptive clipping: the norm of the coming round."""
         self.settings = replace(self.settings, clip=self.settings.clip.with_norm(norm))
 
+    def begin(self, round_index: int) -> None:
+        """Step 0, when the round's model has come: pay. What the client does from here on may say something."""
+        self._spend()
+        self._begun = round_index
+
     def add_noise(self, upload: Upload, round_index: int) -> Upload:
         """Step 2. The upload must be clipped; what comes back is on the grid and ready to be masked."""
+        if self._begun != round_index:
+            self.begin(round_index)
+        self._begun = None
         self._check(upload, round_index)
-        self._spend()
         settings, stream = self.settings, self._randomness.child("noise", round_index)
         deviations = settings.term_deviations(len(upload.terms))
         terms = torch.stack(

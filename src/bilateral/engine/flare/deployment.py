@@ -1,0 +1,132 @@
+"""`bilateral deploy`: from a plan to what the operators of its parties need.
+
+    deployed = deploy(plan, server="fl.example.org", output=Path("federation"))
+
+The directory then holds the FLARE project file, a kit a party, `plan.toml`, and a `README.md` with the steps of this
+very deployment. Each kit accepts this plan and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bilateral.engine.federation import member_names, needs_sample_counts
+from bilateral.engine.flare.handbook import handbook
+from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
+from bilateral.engine.flare.provisioning import Kits, extend, provision
+from bilateral.engine.flare.site_settings import DataSettings
+from bilateral.engine.plan import RunPlan, dump_plan
+from bilateral.engine.remote.conductor import sites_needed
+from bilateral.errors import PlanError
+
+DEFAULT_NAME = "federation"
+DEFAULT_PORT = 8002
+PLAN_FILE, HANDBOOK_FILE = "plan.toml", "README.md"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Where everything of a deployment is, and what its operators should know."""
+
+    kits: Kits
+    plan: RunPlan
+    warnings: tuple[str, ...]
+
+    @property
+    def plan_file(self) -> Path:
+        return self.kits.directory / PLAN_FILE
+
+    @property
+    def handbook(self) -> Path:
+        return self.kits.directory / HANDBOOK_FILE
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "directory": str(self.kits.directory),
+            "fingerprint": self.plan.fingerprint(),
+            "server_kit": str(self.kits.server),
+            "site_kits": {name: str(kit) for name, kit in self.kits.sites.items()},
+            "admin_kit": str(self.kits.admin),
+            "plan": str(self.plan_file),
+            "handbook": str(self.handbook),
+            "warnings": list(self.warnings),
+        }
+
+
+def deploy(
+    plan: RunPlan, *, server: str, port: int = DEFAULT_PORT, name: str = DEFAULT_NAME, output: Path | None = None
+) -> Deployed:
+    """Provision a deployment for a plan in a new directory. `server`: the host name under which sites reach it."""
+    check_deployable(plan)
+    deployment = Deployment(name, server, member_names(plan), fed_learn_port=port, plans=(plan.fingerprint(),))
+    check_deployment(deployment)
+    return _describe(plan, provision(deployment, Path(name) if output is None else output))
+
+
+def add_plan(plan: RunPlan, directory: Path) -> Deployed:
+    """Make an existing deployment one for this plan too: its new sites get kits, all new kits accept it."""
+    check_deployable(plan)
+    known = {str(party["name"]) for party in read_project(Path(directory) / PROJECT_FILE)["participants"]}
+    new = {site: DataSettings() for site in member_names(plan) if site not in known}
+    return _describe(plan, extend(directory, new, [plan.fingerprint()]))
+
+
+def check_deployable(plan: RunPlan) -> None:
+    """Refuse what belongs to simulations only."""
+    if plan.federation.dropout:
+        raise PlanError(
+            f"federation.dropout is {plan.federation.dropout}: simulated dropouts belong to the in-process engine.",
+            remedy="Leave it out; sites of a deployment come and go by themselves.",
+        )
+
+
+def warnings_of(plan: RunPlan, sites: Sequence[str]) -> tuple[str, ...]:
+    """What the plan itself says about the limits of a deployment of it; the lines are of docs/leakage-ledger.md."""
+    return (*_limits_of_protection(plan, len(sites)), *_limits_of_operation(plan, len(sites)))
+
+
+def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
+    masks = plan.masks(num_sites)
+    if not plan.data.sites:
+        yield (
+            "This is a TRIAL: the plan has no [data.sites], so every party loads the same dataset and takes its share. "
+            "Nobody's data are private. Name the sites in the plan for data that stay where they are."
+        )
+    if plan.protection == "fedavg":
+        yield "Without perturbation every site sees the whole model, every round (line 0)."
+    else:
+        yield (
+            "Perturbation hides the model's parameters from the sites, not what the model computes: a site can use it, "
+            "and attack it through its predictions (lines 1 and 7)."
+        )
+        if plan.training.loss != "mse":
+            yield "With cross entropy the server learns every training sample's prediction (line 8); not with mse."
+    if masks == "none":
+        yield "Without masks the server reads every site's upload, and with a batch of one the sample (line 3)."
+    elif masks == "float":
+        yield "Float masks leak through their size (line 6)."
+    if plan.noise.mechanism == "none":
+        yield "Sums are not noised: no differential privacy is claimed, and sums of few sites say much (line 12)."
+    elif plan.noise.mechanism != "sound":
+        yield "The published noise is there to be studied: its epsilon does not bind the server (lines 3 and 4)."
+    if needs_sample_counts(plan):
+        yield "All parties learn how many samples each site has: the accounting rests on it."
+    if num_sites == 2 and masks == "ring":
+        yield "With two sites, the server and one of them together have the other one's upload."
+
+
+def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
+    if num_sites > 1 and sites_needed(plan, num_sites) == plan.federation.num_participants(num_sites):
+        yield "Every invited site is needed in every round: one that is away holds up the run."
+    if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:
+        yield f"The plan names code of yours ({', '.join(own_code)}): install it at every party; no job brings any."
+
+
+def _describe(plan: RunPlan, kits: Kits) -> Deployed:
+    deployed = Deployed(kits, plan, warnings_of(plan, member_names(plan)))
+    deployed.plan_file.write_text(dump_plan(plan), encoding="utf-8")
+    deployed.handbook.write_text(handbook(plan, kits, deployed.warnings, PLAN_FILE), encoding="utf-8")
+    return deployed

@@ -1,0 +1,136 @@
+"""The handbook of one deployment: a `README.md` beside its kits, with its own names, paths and plan.
+
+docs/how-to/deployment.md is the general one, and was followed to the letter by docs/how-to/loopback.sh.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+
+from bilateral import __version__
+from bilateral.engine.flare.provisioning import Kits
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.conductor import sites_needed
+
+_TEMPLATE = """\
+# Deployment {name}
+
+Plan: `{plan_file}`. Its fingerprint, which all operators compare by telephone before they start:
+
+    {fingerprint}
+
+Every kit accepts this plan and no other. The fingerprint covers everything in the plan but how long the server waits
+(`federation.timeout`, `min_sites`, `patience`).
+
+## What this deployment does not hide
+
+{warnings}
+
+## Who gets what
+
+Everything in this directory is secret: it holds the root key of the deployment and the private keys of all parties.
+
+| directory | to whom | over which channel |
+|---|---|---|
+{parties}
+
+Hand a kit to its party only, over a channel that both ends trust: in person, on an encrypted disk, or by `scp` to a
+host whose key was checked. It holds that party's private keys. When a site has its kit, delete the copy of its identity
+key here (`local/identity.key`); nobody but the site needs it. All parties get `{plan_file}` to read.
+
+## At each site
+
+1. Install `bilateral[flare]` {version}, the same version as everywhere, in an environment of Python 3.11 or later.
+2. Read the plan, and compare its fingerprint: `{plan_file}` is what you agree to.
+3. Data: the plan loads `{data_name}` with these options, by site:
+
+{options}
+
+   A relative path is looked for in `data/` of the kit. To use another folder or other options, edit `[data]` in
+   `local/bilateral.toml` of the kit; what stands there wins over the plan, and is sent to nobody.
+4. Start, with that environment active: `startup/start.sh`. It starts the site again if it dies; after a reboot you
+   start it. Its log is `log.txt` in the kit.
+
+## At the server ({server}, port {port})
+
+The same steps with the server's kit. The server needs test data of its own, loaded with the options above under
+`server`; it never sees the sites' data. Sites and the administrator must reach it under the name `{server}`, which its
+certificate is for, on port {port}; nobody needs to reach the sites. Runs are in `runs/` of its kit.
+
+## Run, watch, stop, go on
+
+    bilateral submit {admin} {plan_file} --name first      # from the administrator's machine
+    bilateral watch runs/first                             # in the server's kit, at the server
+
+Ctrl-C in `submit` stops the run after the round at hand. To go on, or to look after a run that was left alone:
+
+    bilateral submit {admin} {plan_file} --name first --resume
+
+## When a site or the server dies
+
+Nothing has to be done for the others. The round goes on without the site if {needed} of {num_sites} sites are left;
+otherwise the server waits (`federation.patience`). `startup/start.sh` starts a party again that died; after a reboot,
+start it by hand. `submit` begins a new term with the site in it, from the last round that was done. If `submit` itself
+was ended, the same command with `--resume` goes on.
+
+## Stop a party for good
+
+    echo y | startup/stop_fl.sh
+
+in its kit, and wait until `daemon_pid.fl` is gone (about ten seconds). All at once, from the administrator's kit:
+`startup/fl_admin.sh`, then `shutdown all`.
+
+## Another plan, or another site
+
+Change a copy of the plan (a new site is a new `[data.sites.NAME]`) and run
+
+    bilateral deploy NEW_PLAN.toml --update {directory}
+
+Certificates and identities are kept. The new site gets its kit from the new folder `prod_NN`; every other party adds
+the new lines of its new `local/bilateral.toml` (under `[identities]` and `[plans]`) to its own, if it agrees.
+"""
+
+
+def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str) -> str:
+    """The text for the operators of these kits."""
+    sites = [name for name in kits.sites if name in plan.data.sites] or list(kits.sites)
+    service = json.loads((kits.server / "startup" / "fed_server.json").read_text(encoding="utf-8"))
+    return _TEMPLATE.format(
+        name=kits.server.parent.parent.name,
+        plan_file=plan_file,
+        fingerprint=plan.fingerprint(),
+        warnings="\n".join(f"- {warning}" for warning in warnings),
+        parties="\n".join(_party(kits, kit, whom, channel) for kit, whom, channel in _parties(kits)),
+        version=__version__,
+        data_name=plan.data.name,
+        options=_indented(_options(plan, sites)),
+        server=kits.server.name,
+        port=service["servers"][0]["service"]["target"].rpartition(":")[2],
+        admin=kits.admin.relative_to(kits.directory),
+        needed=sites_needed(plan, len(sites)),
+        num_sites=len(sites),
+        directory=kits.directory.name,
+    )
+
+
+def _parties(kits: Kits) -> list[tuple[Path, str, str]]:
+    sites = [(kit, f"the operator of {name}", "a trusted channel to that operator") for name, kit in kits.sites.items()]
+    server = (kits.server, "the operator of the server", "a trusted channel to that operator")
+    return [server, *sites, (kits.admin, "whoever may start and stop runs", "stays with you, or a trusted channel")]
+
+
+def _party(kits: Kits, kit: Path, whom: str, channel: str) -> str:
+    return f"| `{kit.relative_to(kits.directory)}` | {whom} | {channel} |"
+
+
+def _options(plan: RunPlan, sites: Sequence[str]) -> str:
+    own = {site: {**plan.data.options, **plan.data.sites.get(site, {})} for site in sites}
+    return tomli_w.dumps({"server": {**plan.data.options, **plan.data.server}, **own})
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"       {line}" if line else "" for line in text.rstrip().splitlines())
