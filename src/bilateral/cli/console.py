@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +22,24 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 def print_json(value: Any) -> None:
     """One JSON object on standard output, whatever the terminal is."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def interruptible(said: str) -> Iterator[list[int]]:
+    """The first Ctrl-C says `said` and fills the list, for the work to stop when it can; the second stops at once."""
+    caught: list[int] = []
+
+    def handle(number: int, frame: object) -> None:  # noqa: ARG001
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+        err.print(said)
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class ProgressBar:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args
 
@@ -13,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bilateral.cli.console import ProgressBar, err, out, print_json
+from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import (
     Clients,
@@ -133,7 +130,10 @@ def run_command(
             out.print(f"Plan written to {escape(str(write_plan))}")
         return
     title = f"{chosen.data.name} / {chosen.model.name}"
-    with ProgressBar(title, quiet=quiet) as bar, _interruptible() as interrupted:
+    with (
+        ProgressBar(title, quiet=quiet) as bar,
+        interruptible("Stopping after this round; once more to stop at once.") as interrupted,
+    ):
         result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted)
     if json:
         print_json(result.as_dict())
@@ -200,24 +200,6 @@ def _run(
         should_stop=lambda: bool(interrupted),
     )
     return result
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """The first Ctrl-C lets the round end and leaves a checkpoint; the second stops at once."""
-    caught: list[int] = []
-
-    def handle(number: int, frame: object) -> None:  # noqa: ARG001
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-        err.print("Stopping after this round; once more to stop at once.")
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _note(report: RoundReport) -> str:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bilateral.cli.console import ProgressBar, err, out, print_json
+from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import Json, Quiet
 from bilateral.engine.plan import load_plan
@@ -51,7 +48,10 @@ def submit_command(
     run = name or submission.new_run_name()
     again = shlex.join(["bilateral", "submit", str(kit), str(plan), "--name", run, "--resume"])
     try:
-        with ProgressBar(f"run {run}", quiet=quiet) as bar, _interruptible() as interrupted:
+        with (
+            ProgressBar(f"run {run}", quiet=quiet) as bar,
+            interruptible("The run is asked to stop after this round; once more to leave it running.") as interrupted,
+        ):
             submitted = submission.submit_run(
                 kit,
                 chosen,
@@ -96,24 +96,6 @@ def sites_command(
     else:
         for site in connected:
             out.print(escape(site))
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[int]]:
-    """The first Ctrl-C asks the run to stop after its round; the second leaves it alone."""
-    caught: list[int] = []
-
-    def handle(number: int, frame: object) -> None:  # noqa: ARG001
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-        err.print("The run is asked to stop after this round; once more to leave it running.")
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _note(metrics: dict[str, float]) -> str:
