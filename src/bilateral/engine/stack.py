@@ -105,7 +105,7 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
     def make_uploader(client: str, parts: ClientParts) -> Uploader:
         ring = secrets.key_ring(client)
         masks = MaskClient(ring, settings, secrets.stream("masks", client), fixed_bounds=layer.fixed_bounds)
-        return MaskUploader(masks, ring, parts.privatise, parts.pay, parts.set_norm)
+        return MaskUploader(masks, ring, parts.privatise, parts.set_norm, parts.pay)
 
     # The question of cross entropy has a row a sample.
     asks = around.plan.protection == "perturbation" and around.problem.loss == "ce"

@@ -46,8 +46,8 @@ class MaskUploader:
         masks: MaskClient,
         keys: KeyRing,
         privatise: Privatise | None = None,
-        pay: Callable[[int], None] | None = None,
         set_norm: Callable[[float], None] | None = None,
+        pay: Callable[[int], None] | None = None,
     ) -> None:
         self._masks = masks
         self._keys = keys
