@@ -110,6 +110,8 @@ def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
         yield "Float masks leak through their size (line 6)."
     if plan.noise.mechanism == "none":
         yield "Sums are not noised: no differential privacy is claimed, and sums of few sites say much (line 12)."
+        if plan.training.batch_size == 0:
+            yield "With batch_size = 0 a round that is repeated after a crash can show one site's upload (line 12)."
     elif plan.noise.mechanism != "sound":
         yield "The published noise is there to be studied: its epsilon does not bind the server (lines 3 and 4)."
     if needs_sample_counts(plan):
