@@ -161,7 +161,7 @@ def test_a_job_that_brings_code_is_refused(processes, admin, tmp_path):
     job_id = admin.submit(write_job(tmp_path / "job", code="print('here')"))
     wait_until(lambda: admin.status(job_id).has_ended)
     assert admin.status(job_id) == JobStatus(JobState.FAILED, "FINISHED:FAILED_TO_RUN")
-    assert "BYOC not permitted" in log(processes, "server")
+    wait_until(lambda: "BYOC not permitted" in log(processes, "server"))  # written after the status is set
     assert processes.pids(GOOD) == processes.pids(GOOD)[:1]
 
 
