@@ -1,1 +1,4 @@
-"""Engines: from a plan to a finished run. In one process here; NVIDIA FLARE will sit beside it."""
+"""Engines: from a plan to a finished run.
+
+`in_process` runs everyone here; `remote` is the same loop over sites that are elsewhere, and `flare` reaches them.
+"""
