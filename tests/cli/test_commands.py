@@ -91,7 +91,10 @@ def test_a_users_model_in_the_current_folder_is_found(bilateral, tmp_path):
     assert outcome.code == 0, outcome.err
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "inspect", "export", "predict", "bench"])
+COMMANDS = ("run", "watch", "deploy", "submit", "sites", "compare", "inspect", "privacy", "export", "predict", "bench")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_examples(bilateral, command):
     outcome = bilateral(command, "--help")
     assert outcome.code == 0
