@@ -16,9 +16,9 @@ from bilateral.data import Dataset, Split, load_dataset
 from bilateral.engine.compare import compare
 from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.in_process import run
-from bilateral.engine.loop import RunResult
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.engine.privacy import privacy_of
+from bilateral.engine.result import RunResult
 from bilateral.errors import BilateralError
 from bilateral.models.coverage import inspect
 from bilateral.models.scale_graph import ScaleGraph

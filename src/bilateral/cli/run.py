@@ -29,8 +29,8 @@ from bilateral.cli.options import (
     check_writable,
 )
 from bilateral.engine.in_process import run
-from bilateral.engine.loop import RoundReport
 from bilateral.engine.plan import RunPlan, dump_plan
+from bilateral.engine.result import RoundReport
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus
 from bilateral.engine.run_story import SiteState

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
 from bilateral.engine.federation import load_federation
-from bilateral.engine.loop import Lane, RoundLoop, RoundReport, RunResult
+from bilateral.engine.loop import Lane, RoundLoop
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.result import RoundReport, RunResult
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript

@@ -10,15 +10,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bilateral.data import Split
 from bilateral.engine.checkpoint import Checkpoint, restore, save_checkpoint, training_tensors
-from bilateral.engine.client_view import ClientView, client_view
+from bilateral.engine.client_view import client_view
 from bilateral.engine.events import (
     Evaluated,
     Event,
@@ -29,16 +28,15 @@ from bilateral.engine.events import (
     RunStarted,
 )
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.result import FailedRound, RoundReport, RunResult
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.client import sample_clients
-from bilateral.learning.evaluation import evaluate, main_metric
+from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
-from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
@@ -48,74 +46,6 @@ MAX_INCIDENTS = 200
 MAX_REASON = 500
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
-
-
-@dataclass(frozen=True)
-class FailedRound:
-    """A round that could not be unmasked; it changed nothing."""
-
-    round_index: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What there is to tell after a round; metrics are of the last evaluation."""
-
-    round_index: int
-    num_rounds: int
-    metrics: dict[str, float]
-    difference_to_fedavg: float | None
-    num_failed: int = 0
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished (or interrupted) run."""
-
-    plan: RunPlan
-    model: nn.Module
-    metrics: dict[str, float]
-    rows: list[dict[str, Any]]
-    rounds: int
-    seconds: float
-    transcript: Transcript
-    difference_to_fedavg: float | None
-    """Largest relative difference of the weights to FedAvg's, over all rounds."""
-    final_difference_to_fedavg: float | None
-    metrics_of_fedavg: dict[str, float] | None
-    view: ClientView | None
-    guarantee: Guarantee
-    privacy: PrivacyReport | None
-    """What was spent, if the plan adds noise."""
-    failed: tuple[FailedRound, ...]
-    """Rounds that had too few clients."""
-    incidents: tuple[Incident, ...]
-    """Messages that were refused, and from whom."""
-    output: Path | None
-    finished: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        metric, value = main_metric(self.metrics)
-        return {
-            "metric": metric,
-            "metric_value": value,
-            "metrics": self.metrics,
-            "metrics_of_fedavg": self.metrics_of_fedavg,
-            "rounds": self.rounds,
-            "finished": self.finished,
-            "seconds": round(self.seconds, 3),
-            "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
-            "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
-            "difference_to_fedavg": self.difference_to_fedavg,
-            "final_difference_to_fedavg": self.final_difference_to_fedavg,
-            "client_view": self.view.as_dict() if self.view else None,
-            "rounds_failed": [asdict(failed) for failed in self.failed],
-            "incidents": [asdict(incident) for incident in self.incidents],
-            "privacy": self.privacy.as_dict() if self.privacy else None,
-            "guarantee": self.guarantee.as_dict(),
-            "output": str(self.output) if self.output else None,
-        }
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from nvflare.collab import CollabCallError, collab
 
 import bilateral
 from bilateral.engine.flare.surroundings import is_simulation, kit_settings, plan_of_job, server_secrets
-from bilateral.engine.loop import RoundReport
 from bilateral.engine.remote.conductor import Conductor
 from bilateral.engine.remote.exchange import SiteSilentError
+from bilateral.engine.result import RoundReport
 
 log = logging.getLogger("bilateral.server")
 STATUS, STOP = "bilateral.status", "bilateral.stop"

@@ -235,6 +235,7 @@ class _LocalRun:
         try:
             yield workspace
         except BilateralError:
+            self.on_note(f"The logs of all parties are kept in {workspace}")
             raise
         except BaseException:
             shutil.rmtree(workspace, ignore_errors=True)

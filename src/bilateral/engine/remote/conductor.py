@@ -21,7 +21,7 @@ from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
 from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
 from bilateral.engine.in_process import no_record
-from bilateral.engine.loop import Lane, RoundLoop, RoundReport, RunResult
+from bilateral.engine.loop import Lane, RoundLoop
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.attendance import Attendance
 from bilateral.engine.remote.enrolment import Briefing, SiteCard
@@ -35,6 +35,7 @@ from bilateral.engine.remote.exchange import (
     Tickets,
     Timing,
 )
+from bilateral.engine.result import RoundReport, RunResult
 from bilateral.engine.run_directory import RunDirectory, write_json
 from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
