@@ -29,7 +29,7 @@ _MAX_HEADER: Final = 1 << 20
 _MAX_ITEMS: Final = 1 << 16
 _MAX_VALUES: Final = 1 << 36
 _MAX_DIMENSIONS: Final = 8
-_DTYPES: Final = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int64)}
+_DTYPES: Final = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.int32, torch.int64)}
 _M = TypeVar("_M", bound=Message)
 _FIELD_TYPES: Final[dict[type[Message], dict[str, Any]]] = {}
 

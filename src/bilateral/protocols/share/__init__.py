@@ -1,0 +1,1 @@
+"""Secret-shared prediction (P4): one client asks, another answers with its private network, the server helps."""

@@ -1,0 +1,309 @@
+"""The public side of a network: which layers, in which order, of which shapes. All three parties walk it.
+
+A circuit holds no weights. It travels as JSON from the answering party to the others, who infer every shape again, so
+that a wrong one is refused at the edge and not in the middle of a batch.
+
+Values are fixed-point: a ring element `v` stands for `v / 2^fraction_bits / divisor`. Average pooling only sums; its
+division lives in these two numbers (a power of two in the first, anything else in the second, which the next linear
+layer's weights take in).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+from bilateral.errors import MalformedMessageError, ModelError
+
+FRACTION_BITS: Final = 20
+"""Of weights, of inputs, and of what every linear layer gives (P4 section 4)."""
+VALUE_BITS: Final = 12
+"""Every compared number is below 2^12 in size: `compiler` checks it on the answering party's own samples."""
+MAX_FRACTION_BITS: Final = 30
+"""More would leave too few bits for the factor that blinds a comparison."""
+_MAX_STEPS: Final = 4096
+_MAX_VALUES: Final = 1 << 28
+
+Shape = tuple[int, ...]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One sample's part of a shared tensor."""
+
+    shape: Shape
+    fraction_bits: int
+    divisor: int = 1
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer. `sources` are indices of earlier values; value 0 is the query, value i + 1 comes from step i."""
+
+    kind: ClassVar[str]
+    sources: tuple[int, ...]
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Dense(Step):
+    """A fully connected layer, truncated back to `FRACTION_BITS`."""
+
+    kind: ClassVar[str] = "dense"
+    out_features: int
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(len(x.shape) == 1, f"a dense layer takes a flat input, got {x.shape}")
+        return Value((self.out_features,), FRACTION_BITS)
+
+    def weight_shape(self, source: Value) -> Shape:
+        return (self.out_features, *source.shape)
+
+
+@dataclass(frozen=True)
+class Conv(Step):
+    """A two-dimensional convolution, truncated back to `FRACTION_BITS`."""
+
+    kind: ClassVar[str] = "conv"
+    out_channels: int
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(len(x.shape) == 3, f"a convolution takes an image, got {x.shape}")
+        _require(x.shape[0] % self.groups == 0 == self.out_channels % self.groups, "groups divide the channels")
+        size = _window_counts(x.shape, self.kernel, self.stride, self.padding, self.dilation)
+        return Value((self.out_channels, *size), FRACTION_BITS)
+
+    def weight_shape(self, source: Value) -> Shape:
+        return (self.out_channels, source.shape[0] // self.groups, *self.kernel)
+
+
+@dataclass(frozen=True)
+class Relu(Step):
+    kind: ClassVar[str] = "relu"
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        return x
+
+
+@dataclass(frozen=True)
+class MaxPool(Step):
+    """Padding is with zeros, so it is right only after a ReLU; the compiler sees to that."""
+
+    kind: ClassVar[str] = "max_pool"
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(len(x.shape) == 3, f"max pooling takes an image, got {x.shape}")
+        size = _window_counts(x.shape, self.kernel, self.stride, self.padding, (1, 1))
+        return Value((x.shape[0], *size), x.fraction_bits, x.divisor)
+
+
+@dataclass(frozen=True)
+class AvgPool(Step):
+    """The sum of each window; the division is in the value's `fraction_bits` and `divisor`."""
+
+    kind: ClassVar[str] = "avg_pool"
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(len(x.shape) == 3, f"average pooling takes an image, got {x.shape}")
+        size = _window_counts(x.shape, self.kernel, self.stride, self.padding, (1, 1))
+        count = math.prod(self.kernel)
+        twos = (count & -count).bit_length() - 1
+        return Value((x.shape[0], *size), x.fraction_bits + twos, x.divisor * (count >> twos))
+
+
+@dataclass(frozen=True)
+class Add(Step):
+    kind: ClassVar[str] = "add"
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        _require(len(inputs) == 2 and inputs[0].shape == inputs[1].shape, "a sum takes two values of one shape")
+        return Value(inputs[0].shape, *_aligned(inputs))
+
+
+@dataclass(frozen=True)
+class Concat(Step):
+    """Along the first dimension of a sample: channels or features."""
+
+    kind: ClassVar[str] = "concat"
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        _require(len(inputs) > 0, "nothing to concatenate")
+        rest = {x.shape[1:] for x in inputs}
+        _require(len(rest) == 1, f"concatenated values differ outside the first dimension: {sorted(rest)}")
+        return Value((sum(x.shape[0] for x in inputs), *rest.pop()), *_aligned(inputs))
+
+
+@dataclass(frozen=True)
+class Reshape(Step):
+    kind: ClassVar[str] = "reshape"
+    shape: Shape
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(math.prod(self.shape) == x.size, f"{x.shape} does not reshape to {self.shape}")
+        return Value(self.shape, x.fraction_bits, x.divisor)
+
+
+Linear = Dense | Conv
+KINDS: Final[dict[str, type[Step]]] = {
+    cls.kind: cls for cls in (Dense, Conv, Relu, MaxPool, AvgPool, Add, Concat, Reshape)
+}
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """A network's public description. Every shape is inferred, and wrong ones are refused (`ModelError`)."""
+
+    input_shape: Shape
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        _require(0 < len(self.steps) <= _MAX_STEPS, f"a circuit has 1 to {_MAX_STEPS} steps, got {len(self.steps)}")
+        _ = self.values
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """The query, then what each step gives."""
+        found = [Value(_checked_shape(self.input_shape), FRACTION_BITS)]
+        for step in self.steps:
+            _require(all(0 <= s < len(found) for s in step.sources), f"{step.kind} refers to a later value")
+            _require(len(step.sources) >= 1, f"{step.kind} has no input")
+            try:
+                value = step.infer([found[s] for s in step.sources])
+            except (ValueError, TypeError, ZeroDivisionError) as error:
+                raise ModelError(f"{step.kind} does not fit its input: {error}.") from error
+            _checked_shape(value.shape)
+            _require(value.fraction_bits <= MAX_FRACTION_BITS, f"{step.kind}: average pooling adds up to too many bits")
+            _require(value.divisor < 1 << 20, f"{step.kind}: average pooling divides by too much")
+            found.append(value)
+        return tuple(found)
+
+    @property
+    def output(self) -> Value:
+        return self.values[-1]
+
+    @cached_property
+    def linear_steps(self) -> tuple[Linear, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Dense | Conv))
+
+    @cached_property
+    def linear_values(self) -> tuple[Value, ...]:
+        """What each linear layer gives."""
+        return tuple(v for v, step in zip(self.values[1:], self.steps, strict=True) if isinstance(step, Dense | Conv))
+
+    @cached_property
+    def comparison_sizes(self) -> tuple[int, ...]:
+        """How many numbers of a sample each comparison has, in the order of a walk."""
+        sizes = []
+        for step, value in zip(self.steps, self.values[1:], strict=True):
+            if isinstance(step, Relu):
+                sizes.append(value.size)
+            elif isinstance(step, MaxPool):
+                candidates = math.prod(step.kernel)
+                while candidates > 1:
+                    sizes.append(candidates // 2 * value.size)
+                    candidates -= candidates // 2
+        return tuple(sizes)
+
+    @cached_property
+    def last_uses(self) -> tuple[int, ...]:
+        """For every value the index of the last step that reads it: afterwards it can be freed."""
+        last = [0] * len(self.values)
+        for index, step in enumerate(self.steps):
+            for source in step.sources:
+                last[source] = index
+        last[-1] = len(self.steps)
+        return tuple(last)
+
+    def to_json(self) -> str:
+        steps = [{"kind": step.kind, **asdict(step)} for step in self.steps]
+        return json.dumps({"input_shape": self.input_shape, "steps": steps}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, sender: str) -> Circuit:
+        """The inverse of `to_json`, for text that another party wrote."""
+        try:
+            found = json.loads(text)
+            return cls(_ints(found["input_shape"]), tuple(_step(entry) for entry in found["steps"]))
+        except (ValueError, TypeError, KeyError, RecursionError, ModelError) as error:
+            raise MalformedMessageError(
+                f"The circuit from {sender} is not one: {error}.",
+                remedy="Both sides must run the same version of the protocol.",
+            ) from error
+
+
+def _step(entry: dict[str, Any]) -> Step:
+    kind = KINDS[entry["kind"]]
+    expected = {item.name: item.type for item in fields(kind)}
+    if set(entry) != {"kind", *expected}:
+        raise ValueError(f"{kind.kind} has the fields {', '.join(expected)}")
+    settings: dict[str, Any] = {}
+    for name, annotation in expected.items():
+        settings[name] = _int(entry[name]) if annotation == "int" else _ints(entry[name])
+        if annotation == "Pair" and len(settings[name]) != 2:
+            raise ValueError(f"{kind.kind}.{name} has two numbers")
+    return kind(**settings)
+
+
+def _int(value: object, low: int = 1) -> int:
+    if type(value) is not int or not low <= value < 1 << 24:
+        raise ValueError(f"expected a whole number from {low}, got {value!r}"[:80])
+    return value
+
+
+def _ints(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) > _MAX_STEPS:
+        raise ValueError("expected a list of whole numbers")
+    return tuple(_int(value, 0) for value in values)
+
+
+def _checked_shape(shape: Shape) -> Shape:
+    _require(len(shape) in (1, 3), f"a value is flat or an image, got {shape}")
+    _require(all(size >= 1 for size in shape) and math.prod(shape) <= _MAX_VALUES, f"no value has the shape {shape}")
+    return shape
+
+
+def _aligned(inputs: Sequence[Value]) -> tuple[int, int]:
+    divisors = {x.divisor for x in inputs}
+    _require(len(divisors) == 1, "values that were averaged over different windows (no powers of two) are joined")
+    return max(x.fraction_bits for x in inputs), divisors.pop()
+
+
+def _window_counts(shape: Shape, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    counts = []
+    for size, k, s, p, d in zip(shape[1:], kernel, stride, padding, dilation, strict=True):
+        _require(k >= 1 and s >= 1 and d >= 1 and p >= 0, "kernel, stride and dilation are positive")
+        counts.append((size + 2 * p - d * (k - 1) - 1) // s + 1)
+    return counts[0], counts[1]
+
+
+def _require(is_so: bool, what: str) -> None:
+    if not is_so:
+        raise ModelError(f"No circuit: {what}.")
