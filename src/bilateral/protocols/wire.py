@@ -26,6 +26,7 @@ from bilateral.protocols.messages import Message
 _MAGIC: Final = b"BLT1"
 _MAX_HEADER: Final = 1 << 20
 """Names and sizes take some 60 bytes a client in the largest messages (rosters, shares): room for 15,000 clients."""
+_ALIGNMENT: Final = 64
 _MAX_ITEMS: Final = 1 << 16
 _MAX_VALUES: Final = 1 << 36
 _MAX_DIMENSIONS: Final = 8
@@ -36,20 +37,23 @@ _FIELD_TYPES: Final[dict[type[Message], dict[str, Any]]] = {}
 
 def encode(message: Message) -> bytes:
     """The message as one string of bytes."""
-    return b"".join(_parts(message))
+    return b"".join(encode_parts(message))
 
 
 def digest(*messages: Message) -> bytes:
     """SHA-256 over the messages as bytes. Each says how long it is, so different messages have different digests."""
     found = hashlib.sha256()
     for message in messages:
-        for part in _parts(message):
+        for part in encode_parts(message):
             found.update(part)
     return found.digest()
 
 
-def decode(data: bytes, types: Iterable[type[_M]], sender: str) -> _M:
-    """The inverse of `encode`. Only messages of `types` are read."""
+def decode(data: bytes | bytearray, types: Iterable[type[_M]], sender: str) -> _M:
+    """The inverse of `encode`. Only messages of `types` are read.
+
+    Arrays of a message that was read from a `bytearray` share its memory: large ones are not copied.
+    """
     header, payload = _split(data, sender)
     known = {t.__name__: t for t in types}
     name = header.get("type")
@@ -73,10 +77,12 @@ def _field_types(kind: type[Message]) -> dict[str, Any]:
     return _FIELD_TYPES[kind]
 
 
-def _parts(message: Message) -> list[bytes]:
-    payload: list[bytes] = []
+def encode_parts(message: Message) -> list[bytes | memoryview]:
+    """The message as pieces to be sent one after the other. Arrays are not copied: they must not change meanwhile."""
+    payload: list[bytes | memoryview] = []
     described = {item.name: _describe(getattr(message, item.name), payload) for item in fields(message)}
     header = json.dumps({"type": type(message).__name__, "fields": described}, separators=(",", ":")).encode()
+    header += b" " * (-(len(_MAGIC) + 4 + len(header)) % _ALIGNMENT)  # arrays can then be used where they lie
     if len(header) > _MAX_HEADER:
         raise MalformedMessageError(
             f"{type(message).__name__} has a header of {len(header)} bytes, at most {_MAX_HEADER} can be sent.",
@@ -91,7 +97,7 @@ def _refusal(sender: str, what: str) -> MalformedMessageError:
     )
 
 
-def _describe(value: object, payload: list[bytes]) -> Any:
+def _describe(value: object, payload: list[bytes | memoryview]) -> Any:
     match value:
         case bool() | None:
             raise TypeError(f"a message cannot hold {value!r}")
@@ -104,7 +110,7 @@ def _describe(value: object, payload: list[bytes]) -> Any:
             dtype = str(value.dtype).removeprefix("torch.")
             if dtype not in _DTYPES:
                 raise TypeError(f"a message cannot hold {value.dtype}")
-            payload.append(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            payload.append(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
             return {"dtype": dtype, "shape": list(value.shape)}
         case tuple():
             return [_describe(part, payload) for part in value]
@@ -112,7 +118,7 @@ def _describe(value: object, payload: list[bytes]) -> Any:
             raise TypeError(f"a message cannot hold {type(value).__name__}")
 
 
-def _split(data: bytes, sender: str) -> tuple[dict[str, Any], memoryview]:
+def _split(data: bytes | bytearray, sender: str) -> tuple[dict[str, Any], memoryview]:
     start = len(_MAGIC) + 4
     if len(data) < start or data[: len(_MAGIC)] != _MAGIC:
         raise _refusal(sender, "it does not begin as a message does")
@@ -175,7 +181,8 @@ class _Reader:
         raw = self._take(field, math.prod(shape) * dtype.itemsize)
         if not raw:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
+        is_ours = not raw.readonly and (self._position - len(raw)) % dtype.itemsize == 0
+        return torch.frombuffer(raw if is_ours else bytearray(raw), dtype=dtype).reshape(shape)
 
 
 def _short(value: object) -> str:
