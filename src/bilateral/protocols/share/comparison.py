@@ -169,8 +169,9 @@ def _factors(words: Tensor, top: int, is_log_uniform: bool) -> Tensor:
 
 
 def _offsets(words: Tensor, factors: Tensor) -> Tensor:
-    """Uniform from 1 to factor - 1."""
-    return 1 + ((((words >> 33) & 0x7FFFFFFF) * (factors - 1)) >> 31)
+    """From 1 to factor - 1, uniform but for rounding; e and factor - e are exactly as likely: the proof needs it."""
+    drawn = 1 + ((((words >> 33) & 0x7FFFFFFF) * (factors - 1)) >> 31)
+    return torch.where((words & 1) == 1, factors - drawn, drawn)
 
 
 def odd_inverse(x: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def factor_of(word: Any, top: Any) -> Any:
 
 @inlined
 def offset_of(word: Any, factor: Any) -> Any:
-    return ONE + (((word >> U(33)) * (factor - ONE)) >> U(31))
+    offset = ONE + (((word >> U(33)) * (factor - ONE)) >> U(31))
+    return factor - offset if word & ONE else offset
 
 
 @inlined

@@ -8,18 +8,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bilateral.protocols.share import ring_fast3x3 as fast3x3
 from bilateral.protocols.share import ring_kernels as kernels
 from bilateral.protocols.share.ring_window import Window
 
 WORK_OF_A_THREAD: Final = 1 << 20  # products; less is not worth the hand-over
 NARROW_BITS: Final = 32
+FAST_CHANNELS: Final = 32  # fewer, and the fast algorithm's additions outweigh the products it saves
+FAST_OVERHEAD: Final = 1.4  # measured
 
 
 @lru_cache(maxsize=1)
@@ -51,17 +54,23 @@ def _in_tiles(rows: Tensor, height: int) -> Tensor:
     return filled.reshape(rows.shape[0], -1, height, rows.shape[2]).transpose(2, 3)
 
 
-def _pack_full(rows: Tensor) -> kernels.Words:
-    """Each word, and after it the same word with its halves swapped."""
-    words = _in_tiles(rows, kernels.FULL_TILE).contiguous()
-    halves = words.view(torch.int32).reshape(*words.shape, 2)
-    return _flat(torch.stack((halves, halves.flip(-1)), dim=-2).view(torch.int64))
+def _with_swapped_halves(tiles: Tensor) -> Tensor:
+    """Each word, and after it the same word with its halves swapped: the last dimension doubles."""
+    halves = tiles.contiguous().view(torch.int32).reshape(*tiles.shape, 2)
+    return torch.stack((halves, halves.flip(-1)), dim=-2).view(torch.int64).flatten(-3)
 
 
-def _pack_narrow(rows: Tensor) -> kernels.Words:
-    """Halves of 32 bits, filled up to whole words."""
-    halves = _in_tiles(rows, kernels.NARROW_TILE).to(torch.int32).flatten()
-    return _flat(F.pad(halves, (0, halves.numel() % 2)).view(torch.int64))
+def _whole_words(halves: Tensor) -> Tensor:
+    """32-bit numbers side by side, filled up to whole words."""
+    return F.pad(halves.flatten(), (0, halves.numel() % 2)).view(torch.int64)
+
+
+def _pack_full(rows: Tensor) -> Tensor:
+    return _with_swapped_halves(_in_tiles(rows, kernels.FULL_TILE))
+
+
+def _pack_narrow(rows: Tensor) -> Tensor:
+    return _in_tiles(rows, kernels.NARROW_TILE).to(torch.int32)
 
 
 class KernelLinear:
@@ -74,7 +83,7 @@ class KernelLinear:
     def __call__(self, x: Tensor) -> Tensor:
         batch = x.shape[0]
         out = torch.empty((batch, self._features), dtype=torch.int64)
-        samples, flat = _pack_full(x[None]), _flat(out)
+        samples, flat = _flat(_pack_full(x[None])), _flat(out)
 
         def run(begin: int, end: int) -> None:
             kernels.multiply(self._panels, samples, self._depth, batch, self._features, flat, begin, end)
@@ -84,13 +93,89 @@ class KernelLinear:
 
 
 class KernelConv2d:
+    """x (batch, in, height, width) -> the convolution with weight, modulo 2^64.
+
+    Of the two algorithms each input gets the one that is estimated faster; weights are packed for it when it is first used.
+    """
+
+    def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
+        self._weight, self._window, self._bits = weight, window, weight_bits
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if _fits_fast3x3(self._weight, self._window):
+            batch, _, height, width = x.shape
+            size = self._window.output_size(height, width)
+            if self._fast.estimate(batch, *size) < batch * size[0] * size[1] * 9:
+                return self._fast(x)
+        return self._direct(x)
+
+    @cached_property
+    def _fast(self) -> FastConv2d:
+        return FastConv2d(self._weight, self._window, self._bits)
+
+    @cached_property
+    def _direct(self) -> DirectConv2d:
+        return DirectConv2d(self._weight, self._window, self._bits)
+
+
+def _fits_fast3x3(weight: Tensor, window: Window) -> bool:
+    """Whether the fast algorithm can do it, and has enough channels to be worth its additions."""
+    plain = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and window.groups == 1
+    return plain and min(weight.shape[:2]) >= FAST_CHANNELS
+
+
+class FastConv2d:
+    """A 3x3 convolution of stride 1 by 36 matrix products for each block of 3x3 outputs (ring_fast3x3.py)."""
+
+    def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
+        self._rows, self._channels = weight.shape[:2]
+        self._padding = window.padding
+        narrow = weight_bits + fast3x3.SPARE_BITS <= NARROW_BITS
+        self._tiling = fast3x3.NARROW if narrow else fast3x3.FULL
+        points = fast3x3.weight_points(weight)
+        packed = (_pack_narrow(points) if narrow else _pack_full(points)).transpose(0, 1)  # (tiles, 36, channels, ...)
+        chunks = [chunk.flatten(1) for chunk in packed.split(self._tiling.chunk, dim=2)]
+        weights = torch.cat(chunks, dim=1)
+        self._weights = _flat(_whole_words(weights) if narrow else weights)
+
+    def estimate(self, batch: int, height: int, width: int) -> float:
+        """Products for each pair of channels, with the additions counted as products."""
+        num_blocks = batch * -(-height // 3) * -(-width // 3)
+        return -(-num_blocks // self._tiling.panel) * self._tiling.panel * fast3x3.POINTS * FAST_OVERHEAD
+
+    def __call__(self, x: Tensor) -> Tensor:
+        (batch, channels, height, width), (top, left) = x.shape, self._padding
+        out_height, out_width = height + 2 * top - 2, width + 2 * left - 2
+        down, along = -(-out_height // 3), -(-out_width // 3)
+        images = F.pad(x, (left, 3 * along + 2 - width - left, top, 3 * down + 2 - height - top))
+        blocks = fast3x3.Blocks(
+            channels,
+            self._rows,
+            *images.shape[2:],
+            down=down,
+            along=along,
+            output_height=out_height,
+            output_width=out_width,
+        )
+        out = torch.empty((batch, self._rows, out_height, out_width), dtype=torch.int64)
+        flat_images, flat = _flat(images), _flat(out)
+
+        def run(begin: int, end: int) -> None:
+            fast3x3.convolve(flat_images, self._weights, flat, blocks, self._tiling, begin, end)
+
+        total = batch * down * along
+        _in_parts(total, self._tiling.panel, total * fast3x3.POINTS * self._rows * channels, run)
+        return out
+
+
+class DirectConv2d:
     """x (batch, in, height, width) -> the convolution with weight, modulo 2^64."""
 
     def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
         self._window = window
         self._narrow = weight_bits <= NARROW_BITS
         rows = weight.reshape(window.groups, -1, weight[0].numel())
-        self._weights = _pack_narrow(rows) if self._narrow else _pack_full(rows)
+        self._weights = _flat(_whole_words(_pack_narrow(rows)) if self._narrow else _pack_full(rows))
         self._group_rows, self._depth = rows.shape[1:]
         self._group_channels = weight.shape[1]
 

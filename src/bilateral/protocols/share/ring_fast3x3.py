@@ -39,11 +39,6 @@ from bilateral.protocols.share.ring_kernels import (
 )
 
 POINTS: Final = 36
-CHANNEL_CHUNK: Final = 64  # channels between two writes
-FULL_PANELS: Final = 4  # panels that are packed at once: with their 36 points they fill half of the L2 cache
-NARROW_PANELS: Final = 1
-FULL_TILES: Final = 1  # tiles of rows whose products are kept before they are added up
-NARROW_TILES: Final = 4
 SPARE_BITS: Final = 2  # a point of w is a sum of up to four weights
 _POINTS_OF_WEIGHT: Final = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
 
@@ -51,7 +46,6 @@ _POINTS_OF_WEIGHT: Final = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1
 class Blocks(NamedTuple):
     """Where things lie: padded images of `image_height` x `image_width`, `down` x `along` blocks an image."""
 
-    batch: int
     channels: int
     rows: int
     image_height: int
@@ -60,6 +54,23 @@ class Blocks(NamedTuple):
     along: int
     output_height: int
     output_width: int
+
+
+class Tiling(NamedTuple):
+    """What is worked on at once. The panels of 36 points fill half of an L2 cache; `chunk` channels are added at a time."""
+
+    narrow: bool
+    panel: int  # blocks in a panel
+    panels: int  # panels in a strip
+    step_words: int  # words of a panel for each channel
+    tile: int  # rows of weights in a tile
+    tiles: int  # tiles whose products are kept until they are added up
+    step_bytes: int  # bytes of a tile for each channel
+    chunk: int
+
+
+FULL: Final = Tiling(False, FULL_PANEL, 4, FULL_PANEL, FULL_TILE, 1, 16 * FULL_TILE, 64)
+NARROW: Final = Tiling(True, NARROW_PANEL, 1, NARROW_STEP, NARROW_TILE, 4, 4 * NARROW_TILE, 64)
 
 
 def weight_points(weight: Tensor) -> Tensor:
@@ -109,115 +120,145 @@ _points, _sums = _lines(_emit_points), _lines(_emit_sums)
 
 
 @compiled
-def _pack_points(
-    images: Words, starts: Words, shift: int, line_words: int, raw: Words, target: int, point_words: int
-) -> None:
-    """One step (channel) of the 36 panels of some blocks, from the address `target`; panels lie `point_words` apart."""
+def _address(words: Words, start: int) -> int:
+    return np.int64(words.ctypes.data) + 8 * start
+
+
+@compiled
+def _locate(first: int, count: int, blocks: Blocks, starts: Words, corners: Words, sizes: Words) -> None:
+    """Of `count` blocks from `first`: where their inputs start, where their outputs go, and how many of 3x3 there are."""
+    plane = blocks.output_height * blocks.output_width
+    for lane in range(starts.size):
+        image, place = divmod(first + min(lane, count - 1), blocks.down * blocks.along)  # past the end: the last again
+        down, along = divmod(place, blocks.along)
+        line = image * blocks.channels * blocks.image_height + 3 * down
+        starts[lane] = line * blocks.image_width + 3 * along
+        corners[lane] = image * blocks.rows * plane + 3 * down * blocks.output_width + 3 * along
+        sizes[2 * lane] = min(3, blocks.output_height - 3 * down)
+        sizes[2 * lane + 1] = min(3, blocks.output_width - 3 * along)
+
+
+@compiled
+def _pack_step(images: Words, starts: Words, shift: int, line_words: int, raw: Words, target: int, gap: int) -> None:
+    """One channel of the 36 panels of some blocks, from the address `target`. Panels of two points lie `gap` bytes apart."""
     width = starts.size
     for lane in range(width):
         for i in range(5):
             start = starts[lane] + shift + i * line_words
             for j in range(5):
                 raw[(5 * i + j) * width + lane] = images[start + j]
-    line_bytes = 8 * width
-    source = np.int64(raw.ctypes.data)
-    lines = source + 25 * line_bytes
-    for part in range(0, line_bytes, 32):
+    line = 8 * width
+    source, rows = _address(raw, 0), _address(raw, 25 * width)
+    for part in range(0, line, 32):
         for i in range(5):
-            _points(source + part + 5 * i * line_bytes, line_bytes, lines + part + 6 * i * line_bytes, line_bytes)
+            _points(source + part + 5 * i * line, line, rows + part + 6 * i * line, line)
         for j in range(6):
-            _points(
-                lines + part + j * line_bytes, 6 * line_bytes, target + part + 8 * j * point_words, 48 * point_words
-            )
+            _points(rows + part + j * line, 6 * line, target + part + j * gap, 6 * gap)
 
 
 @compiled
-def _add_up(products: int, point_bytes: int, scratch: int, line_bytes: int) -> None:
-    """The 3x3 outputs of some blocks from their 36 products, which lie `point_bytes` apart."""
-    half = scratch + 9 * line_bytes
-    for part in range(0, line_bytes, 32):
-        for i in range(6):
-            _sums(products + part + 6 * i * point_bytes, point_bytes, half + part + 3 * i * line_bytes, line_bytes)
-        for j in range(3):
-            _sums(half + part + j * line_bytes, 3 * line_bytes, scratch + part + j * line_bytes, 3 * line_bytes)
-
-
-@compiled
-def _write_block(sums: Words, step: int, block: int, row: int, blocks: Blocks, out: Words, add: bool) -> None:
-    """What of a block of 3x3 outputs lies within the output."""
-    image, place = divmod(block, blocks.down * blocks.along)
-    down, along = divmod(place, blocks.along)
-    plane = (image * blocks.rows + row) * blocks.output_height * blocks.output_width
-    for i in range(min(3, blocks.output_height - 3 * down)):
-        start = plane + (3 * down + i) * blocks.output_width + 3 * along
-        for j in range(min(3, blocks.output_width - 3 * along)):
-            out[start + j] = sums[(3 * i + j) * step] + (out[start + j] if add else 0)
-
-
-@compiled
-def convolve(images: Words, blocks: Blocks, weights: Words, narrow: bool, out: Words, begin: int, end: int) -> None:
-    """Blocks `begin` to `end`, counted over the batch, of all channels."""
-    width, step_words = (NARROW_PANEL, NARROW_STEP) if narrow else (FULL_PANEL, FULL_PANEL)
-    tile_rows, step_bytes = (NARROW_TILE, 4 * NARROW_TILE) if narrow else (FULL_TILE, 16 * FULL_TILE)
-    num_panels, num_tiles = (NARROW_PANELS, NARROW_TILES) if narrow else (FULL_PANELS, FULL_TILES)
-    panel_words = CHANNEL_CHUNK * step_words
-    point_words = num_panels * panel_words
-    panels = aligned(POINTS * point_words)
-    tile_words = tile_rows * width
-    product_words = num_panels * num_tiles * tile_words
-    products, sums, starts = aligned(POINTS * product_words), aligned(27 * width), np.empty(width, np.int64)
-    raw = aligned(55 * width)
-    tile_bytes = blocks.channels * step_bytes
-    tiles = (blocks.rows + tile_rows - 1) // tile_rows
-    image_blocks = blocks.down * blocks.along
-    image_size = blocks.channels * blocks.image_height * blocks.image_width
-    for first in range(begin, end, num_panels * width):
-        count = min(num_panels * width, end - first)
-        for chunk in range(0, blocks.channels, CHANNEL_CHUNK):
-            steps = min(CHANNEL_CHUNK, blocks.channels - chunk)
-            for lane in range(0, count, width):
-                for i in range(width):
-                    image, place = divmod(first + min(lane + i, count - 1), image_blocks)
-                    down, along = divmod(place, blocks.along)
-                    starts[i] = image * image_size + 3 * down * blocks.image_width + 3 * along
-                panel_at = lane // width * panel_words
-                for step in range(steps):
-                    at = panel_at + step * step_words
-                    shift = (chunk + step) * blocks.image_height * blocks.image_width
-                    _pack_points(
-                        images,
-                        starts,
-                        shift,
-                        blocks.image_width,
-                        raw,
-                        np.int64(panels.ctypes.data) + 8 * at,
-                        point_words,
-                    )
-                    if narrow:
-                        address = np.int64(panels.ctypes.data) + 8 * at
-                        for point in range(POINTS):
-                            narrow_move(address + 8 * point * point_words, address + 8 * point * point_words)
-            for tile in range(0, tiles, num_tiles):
-                some = min(num_tiles, tiles - tile)
+def _pack_strip(
+    images: Words, starts: Words, first: int, steps: int, blocks: Blocks, tiling: Tiling, raw: Words, panels: Words
+) -> None:
+    """Channels from `first` of all panels: panels[point, panel, channel, lane]."""
+    panel_words = tiling.chunk * tiling.step_words
+    gap = 8 * tiling.panels * panel_words
+    for lane in range(0, starts.size, tiling.panel):
+        for step in range(steps):
+            shift = (first + step) * blocks.image_height * blocks.image_width
+            target = _address(panels, lane // tiling.panel * panel_words + step * tiling.step_words)
+            _pack_step(images, starts[lane : lane + tiling.panel], shift, blocks.image_width, raw, target, gap)
+            if tiling.narrow:
                 for point in range(POINTS):
-                    point_weights = (
-                        np.int64(weights.ctypes.data) + (point * tiles + tile) * tile_bytes + chunk * step_bytes
-                    )
-                    for lane in range(0, count, width):
-                        panel = np.int64(panels.ctypes.data) + 8 * (point * point_words + lane // width * panel_words)
-                        for t in range(some):
-                            place = point * product_words + (lane // width * num_tiles + t) * tile_words
-                            target = np.int64(products.ctypes.data) + 8 * place
-                            if narrow:
-                                narrow_tile(panel, point_weights + t * tile_bytes, target, 8 * width, steps, 0)
-                            else:
-                                full_tile(panel, point_weights + t * tile_bytes, target, 8 * width, steps, 0)
-                for t in range(some):
-                    for r in range(min(tile_rows, blocks.rows - (tile + t) * tile_rows)):
-                        for lane in range(0, count, width):
-                            place = (lane // width * num_tiles + t) * tile_words + r * width
-                            source = np.int64(products.ctypes.data) + 8 * place
-                            _add_up(source, 8 * product_words, np.int64(sums.ctypes.data), 8 * width)
-                            row = (tile + t) * tile_rows + r
-                            for i in range(min(width, count - lane)):
-                                _write_block(sums[i:], width, first + lane + i, row, blocks, out, chunk > 0)
+                    narrow_move(target + point * gap, target + point * gap)
+
+
+@compiled
+def _multiply_strip(
+    panels: Words,
+    num_panels: int,
+    weights: int,
+    tiles: int,
+    tile_bytes: int,
+    steps: int,
+    tiling: Tiling,
+    products: Words,
+) -> None:
+    """products[point, panel, tile, row, lane] for some tiles, whose weights lie from the address `weights`."""
+    tile_words, panel_words = tiling.tile * tiling.panel, tiling.chunk * tiling.step_words
+    for point in range(POINTS):
+        for panel in range(num_panels):
+            source = _address(panels, (point * tiling.panels + panel) * panel_words)
+            for tile in range(tiles):
+                place = (point * tiling.panels + panel) * tiling.tiles + tile
+                target, row_bytes = _address(products, place * tile_words), 8 * tiling.panel
+                w = weights + tile * tile_bytes + point * steps * tiling.step_bytes
+                if tiling.narrow:
+                    narrow_tile(source, w, target, row_bytes, steps, 0)
+                else:
+                    full_tile(source, w, target, row_bytes, steps, 0)
+
+
+@compiled
+def _add_up(products: int, gap: int, scratch: int, line: int) -> None:
+    """The 3x3 outputs of some blocks, to `scratch`, from their 36 products, which lie `gap` bytes apart."""
+    half = scratch + 9 * line
+    for part in range(0, line, 32):
+        for i in range(6):
+            _sums(products + part + 6 * i * gap, gap, half + part + 3 * i * line, line)
+        for j in range(3):
+            _sums(half + part + j * line, 3 * line, scratch + part + j * line, 3 * line)
+
+
+@compiled
+def _write_rows(
+    products: Words,
+    first: int,
+    rows: int,
+    corners: Words,
+    sizes: Words,
+    blocks: Blocks,
+    tiling: Tiling,
+    sums: Words,
+    out: Words,
+    add: bool,
+) -> None:
+    """Adds up the products of `rows` rows from `first`, and writes what of each block lies within the output."""
+    width, tile_words = tiling.panel, tiling.tile * tiling.panel
+    gap = 8 * tiling.panels * tiling.tiles * tile_words
+    for begin in range(0, corners.size, width):
+        for row in range(rows):
+            place = begin // width * tiling.tiles * tile_words + row * width
+            _add_up(_address(products, place), gap, _address(sums, 0), 8 * width)
+            shift = (first + row) * blocks.output_height * blocks.output_width
+            for lane in range(begin, min(begin + width, corners.size)):
+                for i in range(sizes[2 * lane]):
+                    start = corners[lane] + shift + i * blocks.output_width
+                    for j in range(sizes[2 * lane + 1]):
+                        total = sums[(3 * i + j) * width + lane - begin]
+                        out[start + j] = total + out[start + j] if add else total
+
+
+@compiled
+def convolve(images: Words, weights: Words, out: Words, blocks: Blocks, tiling: Tiling, begin: int, end: int) -> None:
+    """Blocks `begin` to `end`, counted over the batch, of all channels. Weights: [tile][chunk][point][channel][row]."""
+    strip, tile_words = tiling.panels * tiling.panel, tiling.tile * tiling.panel
+    panels = aligned(POINTS * tiling.panels * tiling.chunk * tiling.step_words)
+    products = aligned(POINTS * tiling.panels * tiling.tiles * tile_words)
+    raw, sums = aligned(55 * tiling.panel), aligned(27 * tiling.panel)
+    starts, corners, sizes = np.empty(strip, np.int64), np.empty(strip, np.int64), np.empty(2 * strip, np.int64)
+    tile_bytes = POINTS * blocks.channels * tiling.step_bytes
+    rows_at_once = tiling.tiles * tiling.tile
+    for first in range(begin, end, strip):
+        count = min(strip, end - first)
+        num_panels = (count + tiling.panel - 1) // tiling.panel
+        _locate(first, count, blocks, starts, corners, sizes)
+        for chunk in range(0, blocks.channels, tiling.chunk):
+            steps = min(tiling.chunk, blocks.channels - chunk)
+            _pack_strip(images, starts[: num_panels * tiling.panel], chunk, steps, blocks, tiling, raw, panels)
+            for row in range(0, blocks.rows, rows_at_once):
+                rows = min(rows_at_once, blocks.rows - row)
+                tiles = (rows + tiling.tile - 1) // tiling.tile
+                w = _address(weights, 0) + row // tiling.tile * tile_bytes + chunk * POINTS * tiling.step_bytes
+                _multiply_strip(panels, num_panels, w, tiles, tile_bytes, steps, tiling, products)
+                _write_rows(products, row, rows, corners[:count], sizes, blocks, tiling, sums, out, chunk > 0)
