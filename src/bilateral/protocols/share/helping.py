@@ -32,6 +32,7 @@ from bilateral.protocols.share.messages import (
     QueryRequest,
     QueryShare,
     SelectedValues,
+    SessionEnd,
     SessionNotice,
     SessionRequest,
     expect_count,
@@ -107,6 +108,11 @@ class HelpingSession:
         steps = zip(self.circuit.linear_steps, self._weights, strict=True)
         self._maps = [linear_map(step, weight.to(self._device)) for step, weight in steps]
         self._weights = ()
+
+    def close(self) -> Program[None]:
+        """Session: both clients may forget it."""
+        for party in (self.answerer, self.querier):
+            expect(Acknowledged, (yield Request(party, SessionEnd(self.session_id))), self)
 
     def prepare(self, batch_size: int) -> Program[HelpingBatch]:
         """Offline: everything that does not depend on the queries."""

@@ -15,6 +15,7 @@
 | online | server | querying party | `BlindedValues` |
 | online | querying party | server | `SelectedValues` |
 | online | server | querying party | `SummedLogits`: of all answering parties |
+| session | server | both clients | `SessionEnd` |
 
 `Acknowledged` answers what needs no other answer.
 """
@@ -127,13 +128,18 @@ class SummedLogits(Message):
 
 
 @dataclass(frozen=True)
+class SessionEnd(SessionMessage):
+    """To both clients: nothing more will be asked in this session."""
+
+
+@dataclass(frozen=True)
 class Acknowledged(SessionMessage):
     pass
 
 
-TO_ANSWERER: Final = (SessionRequest, Carries, MaskedValue)
-TO_QUERIER: Final = (SessionNotice, BatchRequest, QueryRequest, BlindedValues, SummedLogits)
-FROM_ANSWERER: Final = (MaskedModel, AnswererTurn)
+TO_ANSWERER: Final = (SessionRequest, Carries, MaskedValue, SessionEnd)
+TO_QUERIER: Final = (SessionNotice, BatchRequest, QueryRequest, BlindedValues, SummedLogits, SessionEnd)
+FROM_ANSWERER: Final = (MaskedModel, AnswererTurn, Acknowledged)
 FROM_QUERIER: Final = (Acknowledged, Correlations, QueryShare, SelectedValues)
 
 Phase = Literal["session", "offline", "online"]
@@ -141,6 +147,7 @@ PHASES: Final[tuple[Phase, ...]] = ("session", "offline", "online")
 _PHASE_OF: Final[dict[type[Message], Phase]] = {
     SessionRequest: "session",
     SessionNotice: "session",
+    SessionEnd: "session",
     BatchRequest: "offline",
     Carries: "offline",
 }

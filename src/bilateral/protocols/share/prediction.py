@@ -12,7 +12,7 @@ logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ from bilateral.protocols.share.messages import (
     Carries,
     MaskedValue,
     QueryRequest,
+    SessionEnd,
     SessionNotice,
     SessionRequest,
     SummedLogits,
@@ -47,8 +48,8 @@ from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16
 _VALUES_OF_A_BATCH: Final = 1 << 17
-_QUERIES_AT_ONCE: Final = 64
-"""More would only hold more memory: correlations of all of them are there at the same time."""
+_VALUES_AT_ONCE: Final = 1 << 25
+"""Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
 _S = TypeVar("_S")
 
 
@@ -108,6 +109,8 @@ class PredictionClient:
                 reply = _of(self._querying, message.session_id).judge(message)
             case SummedLogits():
                 reply = self._receive(message)
+            case SessionEnd():
+                reply = self._close(message)
             case _:
                 raise MalformedMessageError(f"{SERVER} sent {type(message).__name__}, which is not for clients.")
         return reply
@@ -167,10 +170,12 @@ class PredictionClient:
         self._answers[covered.pop()[0]] = ring.decode(total.cpu(), message.fraction_bits) / divisor
         return Acknowledged(message.session_ids[0])
 
-    def close_sessions(self) -> None:
-        """Forget all open sessions; their names stay taken."""
-        self._answering.clear()
-        self._querying.clear()
+    def _close(self, message: SessionEnd) -> Message:
+        """Forget a session; its name stays taken."""
+        if self._answering.pop(message.session_id, None) is None:
+            _of(self._querying, message.session_id)
+            del self._querying[message.session_id]
+        return Acknowledged(message.session_id)
 
 
 def _of(sessions: dict[bytes, _S], session_id: bytes) -> _S:
@@ -190,8 +195,11 @@ class PredictionServer:
         style: ComparisonStyle = HARDENED,
         randomness: Randomness | None = None,
         device: torch.device | None = None,
+        on_answered: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`on_answered` is told how many queries were answered, part by part: secret sharing takes its time."""
         self.traffic = Traffic()
+        self._on_answered = on_answered
         self._keys, self._transport, self._style, self._device = keys, transport, style, device
         self._randomness = randomness or SecureRandomness()
         self._num_sessions = 0
@@ -220,8 +228,14 @@ class PredictionServer:
 
     def predict(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
         """The querying party's next queries: it gets the sum of all answering parties' logits for each of them."""
-        for count in _parts(num_queries, _QUERIES_AT_ONCE):
+        size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
+        for count in _parts(num_queries, max(1, _VALUES_AT_ONCE // size)):
             self.answer(self.prepare(sessions, count))
+            self._on_answered(count)
+
+    def close(self, sessions: Sequence[HelpingSession]) -> None:
+        """Let both clients forget these sessions."""
+        run_together([session.close() for session in sessions], self._transport, self.traffic)
 
     def prepare(self, sessions: Sequence[HelpingSession], num_queries: int) -> list[list[HelpingBatch]]:
         """Offline, for so many queries: batches, each with a part for every session."""

@@ -95,18 +95,16 @@ class KernelLinear:
 class KernelConv2d:
     """x (batch, in, height, width) -> the convolution with weight, modulo 2^64.
 
-    Of the two algorithms each input gets the one that is estimated faster; weights are packed for it when it is first used.
+    Each input gets the faster of two algorithms, by estimate. Weights are packed for one when it is first used.
     """
 
     def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
         self._weight, self._window, self._bits = weight, window, weight_bits
 
     def __call__(self, x: Tensor) -> Tensor:
-        if _fits_fast3x3(self._weight, self._window):
-            batch, _, height, width = x.shape
-            size = self._window.output_size(height, width)
-            if self._fast.estimate(batch, *size) < batch * size[0] * size[1] * 9:
-                return self._fast(x)
+        size = self._window.output_size(*x.shape[2:])
+        if _fits_fast3x3(self._weight, self._window) and _fast3x3_saves(x.shape[0], size, self._bits):
+            return self._fast(x)
         return self._direct(x)
 
     @cached_property
@@ -124,24 +122,31 @@ def _fits_fast3x3(weight: Tensor, window: Window) -> bool:
     return plain and min(weight.shape[:2]) >= FAST_CHANNELS
 
 
+def _fast3x3_tiling(weight_bits: int) -> fast3x3.Tiling:
+    return fast3x3.NARROW if weight_bits + fast3x3.SPARE_BITS <= NARROW_BITS else fast3x3.FULL
+
+
+def _fast3x3_saves(batch: int, size: tuple[int, int], weight_bits: int) -> bool:
+    """Whether whole panels of whole blocks take less time than the outputs that are wanted."""
+    panel = _fast3x3_tiling(weight_bits).panel
+    num_panels = -(-batch * -(-size[0] // 3) * -(-size[1] // 3) // panel)
+    return num_panels * panel * fast3x3.POINTS * FAST_OVERHEAD < batch * size[0] * size[1] * 9
+
+
 class FastConv2d:
     """A 3x3 convolution of stride 1 by 36 matrix products for each block of 3x3 outputs (ring_fast3x3.py)."""
 
     def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
         self._rows, self._channels = weight.shape[:2]
         self._padding = window.padding
-        narrow = weight_bits + fast3x3.SPARE_BITS <= NARROW_BITS
-        self._tiling = fast3x3.NARROW if narrow else fast3x3.FULL
+        self._tiling = _fast3x3_tiling(weight_bits)
         points = fast3x3.weight_points(weight)
-        packed = (_pack_narrow(points) if narrow else _pack_full(points)).transpose(0, 1)  # (tiles, 36, channels, ...)
-        chunks = [chunk.flatten(1) for chunk in packed.split(self._tiling.chunk, dim=2)]
+        packed = _pack_narrow(points) if self._tiling.narrow else _pack_full(points)
+        packed = packed.transpose(0, 1)  # (tiles, points, channels, ...)
+        firsts = range(0, self._channels, self._tiling.chunk)
+        chunks = [packed[:, :, first : first + self._tiling.chunk].flatten(1) for first in firsts]
         weights = torch.cat(chunks, dim=1)
-        self._weights = _flat(_whole_words(weights) if narrow else weights)
-
-    def estimate(self, batch: int, height: int, width: int) -> float:
-        """Products for each pair of channels, with the additions counted as products."""
-        num_blocks = batch * -(-height // 3) * -(-width // 3)
-        return -(-num_blocks // self._tiling.panel) * self._tiling.panel * fast3x3.POINTS * FAST_OVERHEAD
+        self._weights = _flat(_whole_words(weights) if self._tiling.narrow else weights)
 
     def __call__(self, x: Tensor) -> Tensor:
         (batch, channels, height, width), (top, left) = x.shape, self._padding
@@ -149,9 +154,10 @@ class FastConv2d:
         down, along = -(-out_height // 3), -(-out_width // 3)
         images = F.pad(x, (left, 3 * along + 2 - width - left, top, 3 * down + 2 - height - top))
         blocks = fast3x3.Blocks(
-            channels,
-            self._rows,
-            *images.shape[2:],
+            channels=channels,
+            rows=self._rows,
+            image_height=images.shape[2],
+            image_width=images.shape[3],
             down=down,
             along=along,
             output_height=out_height,

@@ -1,8 +1,8 @@
 """3x3 convolutions of stride 1 modulo 2^64 with 4 products an output pixel and channel instead of 9.
 
-Three neighbouring outputs of a filter with three taps, `y_i = w_0 x_i + w_1 x_(i+1) + w_2 x_(i+2)`, take six products, by
-Karatsuba's identity transposed (a "fast FIR"), with additions only. So it is exact in any ring, unlike Winograd's filters,
-which divide by two:
+Three neighbouring outputs of a filter with three taps, `y_i = w_0 x_i + w_1 x_(i+1) + w_2 x_(i+2)`, take six products
+by Karatsuba's identity transposed (a "fast FIR"), with additions only. So it is exact in any ring, unlike Winograd's
+filters, which divide by two:
 
     points of w    w_0               w_1                w_2                w_0+w_1   w_0+w_2   w_1+w_2
     points of x    x_0 - x_1 - x_2   x_2 - x_1 - x_3    x_4 - x_2 - x_3    x_1       x_2       x_3
@@ -30,6 +30,7 @@ from bilateral.protocols.share.ring_kernels import (
     NARROW_STEP,
     NARROW_TILE,
     Words,
+    address,
     aligned,
     compiled,
     full_tile,
@@ -40,7 +41,6 @@ from bilateral.protocols.share.ring_kernels import (
 
 POINTS: Final = 36
 SPARE_BITS: Final = 2  # a point of w is a sum of up to four weights
-_POINTS_OF_WEIGHT: Final = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
 
 
 class Blocks(NamedTuple):
@@ -57,7 +57,7 @@ class Blocks(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """What is worked on at once. The panels of 36 points fill half of an L2 cache; `chunk` channels are added at a time."""
+    """What is worked on at once: `chunk` channels are added at a time, their panels fill half of an L2 cache."""
 
     narrow: bool
     panel: int  # blocks in a panel
@@ -75,10 +75,12 @@ NARROW: Final = Tiling(True, NARROW_PANEL, 1, NARROW_STEP, NARROW_TILE, 4, 4 * N
 
 def weight_points(weight: Tensor) -> Tensor:
     """(out, in, 3, 3) -> (36, out, in), modulo 2^64."""
-    points = torch.tensor(_POINTS_OF_WEIGHT, device=weight.device)
-    rows = (points[:, None, None, :, None] * weight[None]).sum(3)  # (6, out, in, 3)
-    both = (points[:, None, None, None, :] * rows[None]).sum(4)  # (6, 6, out, in): columns, then rows
-    return both.transpose(0, 1).flatten(0, 1)
+    rows = _points_of_taps(*weight.unbind(2))  # (6, out, in, 3)
+    return _points_of_taps(*rows.unbind(3)).transpose(0, 1).flatten(0, 1)
+
+
+def _points_of_taps(w0: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    return torch.stack((w0, w1, w2, w0 + w1, w0 + w2, w1 + w2))
 
 
 def _emit_points(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
@@ -120,13 +122,8 @@ _points, _sums = _lines(_emit_points), _lines(_emit_sums)
 
 
 @compiled
-def _address(words: Words, start: int) -> int:
-    return np.int64(words.ctypes.data) + 8 * start
-
-
-@compiled
 def _locate(first: int, count: int, blocks: Blocks, starts: Words, corners: Words, sizes: Words) -> None:
-    """Of `count` blocks from `first`: where their inputs start, where their outputs go, and how many of 3x3 there are."""
+    """Of `count` blocks from `first`: where inputs start, where outputs go, how many of 3x3 there are."""
     plane = blocks.output_height * blocks.output_width
     for lane in range(starts.size):
         image, place = divmod(first + min(lane, count - 1), blocks.down * blocks.along)  # past the end: the last again
@@ -140,7 +137,7 @@ def _locate(first: int, count: int, blocks: Blocks, starts: Words, corners: Word
 
 @compiled
 def _pack_step(images: Words, starts: Words, shift: int, line_words: int, raw: Words, target: int, gap: int) -> None:
-    """One channel of the 36 panels of some blocks, from the address `target`. Panels of two points lie `gap` bytes apart."""
+    """One channel of the 36 panels of some blocks, from the address `target`. Points lie `gap` bytes apart."""
     width = starts.size
     for lane in range(width):
         for i in range(5):
@@ -148,7 +145,7 @@ def _pack_step(images: Words, starts: Words, shift: int, line_words: int, raw: W
             for j in range(5):
                 raw[(5 * i + j) * width + lane] = images[start + j]
     line = 8 * width
-    source, rows = _address(raw, 0), _address(raw, 25 * width)
+    source, rows = address(raw, 0), address(raw, 25 * width)
     for part in range(0, line, 32):
         for i in range(5):
             _points(source + part + 5 * i * line, line, rows + part + 6 * i * line, line)
@@ -166,7 +163,7 @@ def _pack_strip(
     for lane in range(0, starts.size, tiling.panel):
         for step in range(steps):
             shift = (first + step) * blocks.image_height * blocks.image_width
-            target = _address(panels, lane // tiling.panel * panel_words + step * tiling.step_words)
+            target = address(panels, lane // tiling.panel * panel_words + step * tiling.step_words)
             _pack_step(images, starts[lane : lane + tiling.panel], shift, blocks.image_width, raw, target, gap)
             if tiling.narrow:
                 for point in range(POINTS):
@@ -188,10 +185,10 @@ def _multiply_strip(
     tile_words, panel_words = tiling.tile * tiling.panel, tiling.chunk * tiling.step_words
     for point in range(POINTS):
         for panel in range(num_panels):
-            source = _address(panels, (point * tiling.panels + panel) * panel_words)
+            source = address(panels, (point * tiling.panels + panel) * panel_words)
             for tile in range(tiles):
                 place = (point * tiling.panels + panel) * tiling.tiles + tile
-                target, row_bytes = _address(products, place * tile_words), 8 * tiling.panel
+                target, row_bytes = address(products, place * tile_words), 8 * tiling.panel
                 w = weights + tile * tile_bytes + point * steps * tiling.step_bytes
                 if tiling.narrow:
                     narrow_tile(source, w, target, row_bytes, steps, 0)
@@ -229,7 +226,7 @@ def _write_rows(
     for begin in range(0, corners.size, width):
         for row in range(rows):
             place = begin // width * tiling.tiles * tile_words + row * width
-            _add_up(_address(products, place), gap, _address(sums, 0), 8 * width)
+            _add_up(address(products, place), gap, address(sums, 0), 8 * width)
             shift = (first + row) * blocks.output_height * blocks.output_width
             for lane in range(begin, min(begin + width, corners.size)):
                 for i in range(sizes[2 * lane]):
@@ -259,6 +256,6 @@ def convolve(images: Words, weights: Words, out: Words, blocks: Blocks, tiling: 
             for row in range(0, blocks.rows, rows_at_once):
                 rows = min(rows_at_once, blocks.rows - row)
                 tiles = (rows + tiling.tile - 1) // tiling.tile
-                w = _address(weights, 0) + row // tiling.tile * tile_bytes + chunk * POINTS * tiling.step_bytes
+                w = address(weights, 0) + row // tiling.tile * tile_bytes + chunk * POINTS * tiling.step_bytes
                 _multiply_strip(panels, num_panels, w, tiles, tile_bytes, steps, tiling, products)
                 _write_rows(products, row, rows, corners[:count], sizes, blocks, tiling, sums, out, chunk > 0)

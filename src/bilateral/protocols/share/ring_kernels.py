@@ -12,7 +12,7 @@ the lanes of a vector, for each step of the sum; a tile of rows of weights is mu
 as large as sixteen registers allow.
 
 Importing this module imports numba. Nothing is compiled before the first call, and numba caches the machine code on
-disk. All of it is in one file because that cache notices changes in the file of the called function only.
+disk. That cache notices changes in the called function's own file only: who edits this one touches ring_fast3x3.py too.
 """
 
 from __future__ import annotations
@@ -205,6 +205,11 @@ def aligned(words: int) -> Words:
 
 
 @compiled
+def address(words: Words, start: int) -> int:
+    return words.ctypes.data + 8 * start
+
+
+@compiled
 def _scatter(
     tile: Words, width: int, rows: int, out: Words, first: int, row_stride: int, places: Words, add: bool
 ) -> None:
@@ -320,7 +325,7 @@ def convolve(
                     sources = all_sources[lane : lane + width]
                     _pack(images, sources, shift, offsets[chunk : chunk + steps], narrow, panel)
                 _multiply_strip(
-                    np.int64(panels.ctypes.data),
+                    address(panels, 0),
                     panel_words * 8,
                     weights.ctypes.data + group * group_bytes + chunk * step_bytes,
                     tile_bytes,
@@ -347,7 +352,10 @@ def multiply(
     places = np.empty(features, np.int64)
     for i in range(features):
         places[i] = i
-    first, narrow = np.int64(0), np.bool_(False)  # a bare constant is a type of its own: numba would compile all again
+    first: Any = np.int64(
+        0
+    )  # to numba a bare constant is a type of its own, for which it would compile everything again
+    narrow: Any = np.bool_(False)
     for start in range(begin, min(end, features), STRIP):
         for chunk in range(0, depth, DEPTH_CHUNK):
             _multiply_strip(
