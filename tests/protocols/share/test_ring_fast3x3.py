@@ -59,9 +59,10 @@ def test_the_fast_algorithm_is_taken_where_it_saves_products_and_the_result_is_t
     x, weight = elements((batch, 33, size, size), 64, 3), elements((32, 33, 3, 3), bits, 4)
     product = KernelConv2d(weight, window((1, 1)), bits)
     expected = ring.prepare_conv2d(weight, stride=(1, 1), padding=(1, 1), path="torch")(x)
-    assert torch.equal(product(x), expected)
+    for _ in range(40 // batch):  # packing pays for a map that is used for a while
+        assert torch.equal(product(x), expected)
     assert ("_fast" in vars(product)) == fast
-    assert ("_direct" in vars(product)) != fast
+    assert "_direct" in vars(product)
 
 
 def test_points_of_weights_of_30_bits_fit_32_bits():

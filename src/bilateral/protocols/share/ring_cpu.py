@@ -23,6 +23,7 @@ WORK_OF_A_THREAD: Final = 1 << 20  # products; less is not worth the hand-over
 NARROW_BITS: Final = 32
 FAST_CHANNELS: Final = 32  # fewer, and the fast algorithm's additions outweigh the products it saves
 FAST_OVERHEAD: Final = 1.4  # measured
+FAST_PATIENCE: Final = 8  # samples, for small weights; for others as many as there are channels (measured)
 
 
 @lru_cache(maxsize=1)
@@ -54,19 +55,17 @@ def _in_tiles(rows: Tensor, height: int) -> Tensor:
     return filled.reshape(rows.shape[0], -1, height, rows.shape[2]).transpose(2, 3)
 
 
-def _with_swapped_halves(tiles: Tensor) -> Tensor:
-    """Each word, and after it the same word with its halves swapped: the last dimension doubles."""
-    halves = tiles.contiguous().view(torch.int32).reshape(*tiles.shape, 2)
-    return torch.stack((halves, halves.flip(-1)), dim=-2).view(torch.int64).flatten(-3)
-
-
 def _whole_words(halves: Tensor) -> Tensor:
     """32-bit numbers side by side, filled up to whole words."""
     return F.pad(halves.flatten(), (0, halves.numel() % 2)).view(torch.int64)
 
 
 def _pack_full(rows: Tensor) -> Tensor:
-    return _with_swapped_halves(_in_tiles(rows, kernels.FULL_TILE))
+    """(groups, rows, depth) -> (groups, tiles, depth, words), see the kernel of that name."""
+    groups, height, depth = rows.shape
+    packed = torch.empty((groups, -(-height // kernels.FULL_TILE), depth, 2 * kernels.FULL_TILE), dtype=torch.int64)
+    kernels.pack_full(_flat(rows), groups, height, depth, _flat(packed))
+    return packed
 
 
 def _pack_narrow(rows: Tensor) -> Tensor:
@@ -95,15 +94,20 @@ class KernelLinear:
 class KernelConv2d:
     """x (batch, in, height, width) -> the convolution with weight, modulo 2^64.
 
-    Each input gets the faster of two algorithms, by estimate. Weights are packed for one when it is first used.
+    Each input gets the faster of two algorithms, by estimate. Weights are packed for one when it is first used, which
+    takes as long as many products in the fast one: it is for maps that have been used for a while.
     """
 
     def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
         self._weight, self._window, self._bits = weight, window, weight_bits
+        self._samples = 0
+        self._patience = FAST_PATIENCE if _fast3x3_tiling(weight_bits).narrow else max(weight.shape[:2])
 
     def __call__(self, x: Tensor) -> Tensor:
         size = self._window.output_size(*x.shape[2:])
-        if _fits_fast3x3(self._weight, self._window) and _fast3x3_saves(x.shape[0], size, self._bits):
+        self._samples += x.shape[0]
+        is_worth_packing = self._samples > self._patience and _fits_fast3x3(self._weight, self._window)
+        if is_worth_packing and _fast3x3_saves(x.shape[0], size, self._bits):
             return self._fast(x)
         return self._direct(x)
 

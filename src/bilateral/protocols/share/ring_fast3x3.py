@@ -22,6 +22,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from bilateral.protocols.share.compiled import compiled
 from bilateral.protocols.share.ring_kernels import (
     FULL_PANEL,
     FULL_TILE,
@@ -32,7 +33,6 @@ from bilateral.protocols.share.ring_kernels import (
     Words,
     address,
     aligned,
-    compiled,
     full_tile,
     narrow_move,
     narrow_tile,

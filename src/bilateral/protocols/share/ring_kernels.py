@@ -18,9 +18,8 @@ disk. That cache notices changes in the called function's own file only: who edi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -28,8 +27,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from bilateral.protocols.share.compiled import compiled
+
 Words = npt.NDArray[np.int64]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 FULL_PANEL: Final = 4  # elements of x in a panel
 FULL_TILE: Final = 4  # rows of weights in a tile
@@ -54,15 +54,6 @@ class Geometry(NamedTuple):
     groups: int
     group_channels: int
     group_rows: int
-
-
-def compiled(function: Function) -> Function:
-    """`function` as machine code, made at its first call; made again in each process if no place can hold the cache."""
-    try:
-        compiled: Any = numba.njit(nogil=True, boundscheck=False, error_model="numpy", cache=True)(function)
-    except RuntimeError:  # numba found no directory that it may write to
-        compiled = numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
-    return cast(Function, compiled)
 
 
 # --- register tiles, as LLVM IR ---
@@ -372,3 +363,20 @@ def multiply(
                 chunk > 0,
                 narrow,
             )
+
+
+@compiled
+def pack_full(rows: Words, groups: int, height: int, depth: int, packed: Words) -> None:
+    """(groups, height, depth) -> (groups, tiles, depth, FULL_TILE, 2): each word, and it again with its halves swapped.
+
+    The last tile is filled up with rows of zeros.
+    """
+    at = 0
+    for group in range(groups):
+        for first in range(0, height, FULL_TILE):
+            for step in range(depth):
+                for row in range(first, first + FULL_TILE):
+                    word = rows[(group * height + row) * depth + step] if row < height else 0
+                    packed[at] = word
+                    packed[at + 1] = (word << 32) | ((word >> 32) & 0xFFFFFFFF)
+                    at += 2
