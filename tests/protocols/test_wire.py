@@ -185,3 +185,20 @@ def test_half_a_character_is_no_text():
         decode(
             raw.replace(b'"x"', b'"\\ud800"').replace(raw[4:8], (len(raw) - 8 + 5).to_bytes(4, "little")), TYPES, "m"
         )
+
+
+def test_arrays_of_a_bytearray_are_not_copied_and_always_aligned():
+    """A receiver with its own buffer saves a copy; a sender that does not pad its header cannot misalign arrays."""
+    message = Upload(1, 2, torch.arange(6.0, dtype=torch.float64).reshape(2, 3), torch.zeros(0))
+    data = encode(message)
+    shared = bytearray(data)
+    found = decode(shared, [Upload], "client")
+    shared[-48:] = bytes(48)
+    assert float(found.terms.sum()) == 0.0
+    length = int.from_bytes(data[4:8], "little")
+    header = data[8 : 8 + length].rstrip(b" ") + b" "
+    for padding in range(8):
+        other = data[:4] + (len(header) + padding).to_bytes(4, "little") + header + b" " * padding + data[8 + length :]
+        found = decode(bytearray(other), [Upload], "client")
+        assert torch.equal(found.terms, message.terms)
+        assert found.terms.data_ptr() % 8 == 0

@@ -8,9 +8,11 @@ from typing import Any
 from bilateral.bench.accuracy_over_epsilon import measure_accuracy_over_epsilon
 from bilateral.bench.aggregation import measure_aggregation
 from bilateral.bench.client_step import measure_client_step
+from bilateral.bench.heterogeneous import measure_heterogeneous
 from bilateral.bench.recovery import measure_recovery
 from bilateral.bench.round_trip import measure_round_trip
 from bilateral.bench.scaling import measure_scaling
+from bilateral.bench.secure_prediction import measure_secure_prediction
 from bilateral.bench.server_step import measure_server_step
 
 Progress = Callable[[int, int, str], None]
@@ -24,4 +26,6 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "aggregation": measure_aggregation,
     "accuracy-over-epsilon": measure_accuracy_over_epsilon,
     "round-trip": measure_round_trip,
+    "heterogeneous": measure_heterogeneous,
+    "secure-prediction": measure_secure_prediction,
 }

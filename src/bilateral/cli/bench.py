@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from bilateral.bench import BENCHMARKS
+from bilateral.bench.heterogeneous import TABLES, WORKLOADS, HeteroTable, measure_heterogeneous
 from bilateral.bench.round_trip import QUICK_ROUNDS, RoundTrip, measure_round_trip
+from bilateral.bench.secure_prediction import measure_secure_prediction
 from bilateral.cli.console import ProgressBar, out, print_json
 from bilateral.cli.flare_extra import import_flare
-from bilateral.cli.options import Json, Quiet
+from bilateral.cli.options import DataDir, Json, Quiet
+from bilateral.cli.secure_prediction import chosen_prediction, prediction_table
 from bilateral.errors import PlanError
 
 MAX_COLUMNS = 9
+WIDEST_TABLE = 1000
 ROUND_TRIP = "round-trip"
+HETEROGENEOUS = "heterogeneous"
+SECURE_PREDICTION = "secure-prediction"
 
 
 def bench_command(
@@ -26,7 +34,30 @@ def bench_command(
     models: Annotated[str | None, typer.Option(help="round-trip: such as mlp-5,resnet-20.", show_default=False)] = None,
     losses: Annotated[str | None, typer.Option(help="round-trip: mse, ce or both.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="round-trip: how many are measured.", show_default=False)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="round-trip: samples a step.", show_default=False)] = None,
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(help="round-trip: samples a step; secure-prediction: queries, repeatable.", show_default=False),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help=f"heterogeneous: one of {', '.join(TABLES)}.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"heterogeneous: {' or '.join(WORKLOADS)}.", show_default=False)
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="heterogeneous: such as 1,2.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="heterogeneous: folder for models and cases.", show_default=False)
+    ] = None,
+    data_dir: DataDir = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="secure-prediction: such as vgg-7, repeatable.", show_default=False)
+    ] = None,
+    batch_norm: Annotated[bool, typer.Option("--batch-norm", help="secure-prediction: networks with it.")] = False,
+    style: Annotated[
+        str | None, typer.Option(help="secure-prediction: hardened or published.", show_default=False)
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="secure-prediction: timed batches.", show_default=False)] = None,
+    threads: Annotated[int | None, typer.Option(help="secure-prediction: of each party.", show_default=False)] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,6 +70,10 @@ def bench_command(
       bilateral bench recovery --quick --json
 
       bilateral bench round-trip --engine flare-sim --sites 5 --models mlp-5
+
+      bilateral bench heterogeneous --table queries --data cifar10 --data-dir DIR
+
+      bilateral bench secure-prediction --model vgg-7 --model resnet-8 --batch-size 1
     """
     if name not in BENCHMARKS:
         raise PlanError(f"There is no benchmark {name!r}.", remedy=f"Known: {', '.join(BENCHMARKS)}.")
@@ -49,20 +84,46 @@ def bench_command(
             "models": None if models is None else _parts(models),
             "losses": None if losses is None else _parts(losses),
             "rounds": rounds,
-            "batch_size": batch_size,
+            "batch_size": None if batch_size is None or name == SECURE_PREDICTION else _only(batch_size),
         },
         quick,
     )
     if chosen and name != ROUND_TRIP:
         raise PlanError(f"`{name}` has no such options; they belong to {ROUND_TRIP}.")
+    asked: dict[str, Any] = {
+        "table": table,
+        "data": data,
+        "seeds": None if seeds is None else tuple(_whole(part) for part in _parts(seeds)),
+        "output": output,
+    }
+    asked = {key: value for key, value in asked.items() if value is not None}
+    if asked and name != HETEROGENEOUS:
+        raise PlanError(f"`{name}` has no option --{next(iter(asked))}; it belongs to {HETEROGENEOUS}.")
+    wanted: dict[str, Any] = {
+        "models": None if model is None else tuple(model),
+        "batch_sizes": None if batch_size is None or name != SECURE_PREDICTION else tuple(batch_size),
+        "batch_norm": batch_norm or None,
+        "style": style,
+        "repeats": repeats,
+        "threads": threads,
+    }
+    prediction = chosen_prediction(wanted, quick)
+    if prediction and name != SECURE_PREDICTION:
+        raise PlanError(f"`{name}` has no such options; they belong to {SECURE_PREDICTION}.")
     with ProgressBar(f"bench {name}", quiet=quiet) as bar:
-        if name == ROUND_TRIP:
+        if name == HETEROGENEOUS:
+            rows = measure_heterogeneous(quick, bar.update, HeteroTable(**asked, data_dir=data_dir))
+        elif name == ROUND_TRIP:
             import_flare("timing_run")  # says what to install, if FLARE is not there
             rows = measure_round_trip(quick, bar.update, chosen)
+        elif name == SECURE_PREDICTION:
+            rows = measure_secure_prediction(quick, bar.update, prediction)
         else:
             rows = BENCHMARKS[name](quick, bar.update)
     if json:
         print_json({"bench": name, "rows": rows})
+    elif name == SECURE_PREDICTION:
+        _print_whole(prediction_table(rows))
     else:
         _print_rows(rows)
 
@@ -77,9 +138,15 @@ def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _only(sizes: list[int]) -> int:
+    if len(sizes) != 1:
+        raise PlanError(f"Expected one batch size, got {', '.join(map(str, sizes)) or 'none'}.")
+    return sizes[0]
+
+
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise PlanError(f"Expected numbers of sites such as 5,20, got {text!r}.")
+        raise PlanError(f"Expected whole numbers such as 5,20, got {text!r}.")
     return int(text)
 
 
@@ -98,8 +165,13 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         table.add_column(column.replace("_", "\n"), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*[_cell(row.get(column)) for column in varying])
-    needed = out.measure(table).maximum
-    out.print(table, width=max(needed, out.width), crop=False)  # a narrow terminal wraps lines; it loses nothing
+    _print_whole(table)
+
+
+def _print_whole(table: Table) -> None:
+    """As wide as it is: a narrow terminal wraps lines, and loses nothing."""
+    needed = out.measure(table, options=out.options.update(width=WIDEST_TABLE)).maximum
+    Console(highlight=False, soft_wrap=True, width=max(needed, out.width)).print(table, crop=False)
 
 
 def _cell(value: Any) -> str:

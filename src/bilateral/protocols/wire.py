@@ -181,8 +181,11 @@ class _Reader:
         raw = self._take(field, math.prod(shape) * dtype.itemsize)
         if not raw:
             return torch.empty(shape, dtype=dtype)
-        is_ours = not raw.readonly and (self._position - len(raw)) % dtype.itemsize == 0
-        return torch.frombuffer(raw if is_ours else bytearray(raw), dtype=dtype).reshape(shape)
+        if not raw.readonly:
+            found = torch.frombuffer(raw, dtype=dtype)
+            if found.data_ptr() % dtype.itemsize == 0:  # a sender need not have aligned it
+                return found.reshape(shape)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape)
 
 
 def _short(value: object) -> str:

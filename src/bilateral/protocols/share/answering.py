@@ -28,6 +28,7 @@ from bilateral.protocols.share.plaintext import FixedPointModel
 from bilateral.protocols.share.streams import Stream
 from bilateral.protocols.share.walk import Walk, walk
 
+_MAX_VALUES = 1 << 30
 _NO_OUTPUT = torch.empty(0, dtype=torch.int64)
 
 
@@ -68,6 +69,8 @@ class AnsweringSession:
                 remedy="Masks are used once: every batch needs a new index.",
             )
         circuit = self._model.circuit
+        if not 1 <= message.batch_size * max(value.size for value in circuit.values) <= _MAX_VALUES:
+            raise ProtocolError(f"{self._sender} began a batch of {message.batch_size} queries.")
         expect_count(self._sender, "bits", len(message.bits), len(circuit.linear_steps))
         for packed, value in zip(message.bits, circuit.linear_values, strict=True):
             expect_packed(self._sender, packed, message.batch_size * value.size)

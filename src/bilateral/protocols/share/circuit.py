@@ -200,6 +200,7 @@ class Circuit:
             except (ValueError, TypeError, ZeroDivisionError) as error:
                 raise ModelError(f"{step.kind} does not fit its input: {error}.") from error
             _checked_shape(value.shape)
+            _require(_work(step, found) <= _MAX_VALUES, f"{step.kind} has too many weights, or too large windows")
             _require(value.fraction_bits <= MAX_FRACTION_BITS, f"{step.kind}: average pooling adds up to too many bits")
             _require(value.divisor < 1 << 20, f"{step.kind}: average pooling divides by too much")
             found.append(value)
@@ -288,6 +289,19 @@ def _checked_shape(shape: Shape) -> Shape:
     _require(len(shape) in (1, 3), f"a value is flat or an image, got {shape}")
     _require(all(size >= 1 for size in shape) and math.prod(shape) <= _MAX_VALUES, f"no value has the shape {shape}")
     return shape
+
+
+def _work(step: Step, found: Sequence[Value]) -> int:
+    """Numbers that a step holds beside its inputs and outputs: weights, or the padded image."""
+    source = found[step.sources[0]]
+    if isinstance(step, Dense | Conv):
+        held = math.prod(step.weight_shape(source))
+    else:
+        held = math.prod(step.kernel) if isinstance(step, MaxPool | AvgPool) else 0
+    if isinstance(step, Conv | MaxPool | AvgPool):
+        (_, height, width), (above, beside) = source.shape, step.padding
+        held = max(held, source.shape[0] * (height + 2 * above) * (width + 2 * beside))
+    return held
 
 
 def _aligned(inputs: Sequence[Value]) -> tuple[int, int]:

@@ -33,6 +33,9 @@ from bilateral.protocols.share.circuit import VALUE_BITS
 from bilateral.protocols.share.shuffling import random_orders
 from bilateral.protocols.share.streams import Stream
 
+FACTOR_OCTAVES: Final = 10
+"""Factors span 2^10. More would blur sizes further, but a factor much smaller than the number it hides lets the number
+through: u / k has few candidates then. At 20 fraction bits factors are 2^20 to 2^30, activations around 2^20."""
 _MAX_FACTOR_BITS: Final = 31
 
 
@@ -160,10 +163,10 @@ def judge(masked: Tensor, mask: Tensor, product_share: Tensor, bit_share: Tensor
 
 
 def _factors(words: Tensor, top: int, is_log_uniform: bool) -> Tensor:
-    """Odd numbers from 3 to 2^top - 1."""
+    """Odd numbers below 2^top: uniform from 3 on, or uniform over the top octaves."""
     if not is_log_uniform:
         return ((words & ((1 << top) - 1)) | 1).clamp_min(3)
-    octave = 1 + ((((words >> 40) & 0xFFFF) * (top - 1)) >> 16)
+    octave = top - FACTOR_OCTAVES + ((((words >> 40) & 0xFFFF) * FACTOR_OCTAVES) >> 16)
     leading = torch.ones_like(words) << octave
     return leading | (words & (leading - 1)) | 1
 

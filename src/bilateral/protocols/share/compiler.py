@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ SUPPORTED: Final = (
 _HEADROOM: Final = 4
 """Numbers of the answering party's own samples must stay this far below the bound; a stranger's query may be larger."""
 _MAX_WEIGHT_BITS: Final = 31
+_AGREEMENT: Final = 2.0**-6
 _BATCH: Final = 2
 
 
@@ -53,9 +54,11 @@ def compile_model(model: nn.Module, samples: Tensor) -> FixedPointModel:
     `samples` (the answering party's own, batch first) fix the shapes, and no number in the network may come near the
     bound of comparisons on them (`NumericalRangeError`).
     """
+    if not len(samples):
+        raise ModelError(f"{type(model).__name__} has no samples to be checked on.", remedy="Give one or more.")
     compiled = _Compiler(model, tuple(samples.shape[1:])).run()
     arithmetic = PlainArithmetic(compiled)
-    predict(compiled, samples, arithmetic)
+    found = predict(compiled, samples, arithmetic)
     where, largest = max(arithmetic.largest.items(), key=lambda item: item[1], default=("", 0.0))
     if largest * _HEADROOM >= 2**VALUE_BITS:
         raise NumericalRangeError(
@@ -63,7 +66,20 @@ def compile_model(model: nn.Module, samples: Tensor) -> FixedPointModel:
             f"{2**VALUE_BITS} and wants {_HEADROOM} times of room.",
             remedy="Normalise the inputs, use BatchNorm, or train with weight decay.",
         )
+    _check_agreement(model, samples, found)
     return compiled
+
+
+def _check_agreement(model: nn.Module, samples: Tensor, found: Tensor) -> None:
+    """What wrapped around the ring, or was overwritten in place, gives other logits than the network itself."""
+    with torch.no_grad():
+        expected = copy.deepcopy(model).cpu().double().eval()(samples.double())
+    difference = float((found - expected).abs().max())
+    if not difference <= _AGREEMENT * (1 + float(expected.abs().max())):
+        raise NumericalRangeError(
+            f"{type(model).__name__} in fixed point differs from itself by {difference:.3g} on the samples.",
+            remedy="Normalise the inputs, and do not read a tensor after an in-place operation has changed it.",
+        )
 
 
 @dataclass(repr=False)
@@ -103,13 +119,22 @@ class _Compiler:
                 f"{type(self.model).__name__} cannot be traced by torch.fx: {error}.",
                 remedy="Remove control flow that depends on tensor values from `forward`.",
             ) from error
-        with torch.no_grad():
-            ShapeProp(traced).propagate(torch.zeros(_BATCH, *self.input_shape, dtype=torch.float64))
+        if sum(node.op == "placeholder" for node in traced.graph.nodes) != 1:
+            raise ModelError(f"{type(self.model).__name__} has several inputs, or none.", remedy="Give it one.")
+        try:
+            with torch.no_grad():
+                ShapeProp(traced).propagate(torch.zeros(_BATCH, *self.input_shape, dtype=torch.float64))
+        except Exception as error:  # whatever the model's own code raises
+            raise ModelError(
+                f"{type(self.model).__name__} does not take samples of shape {self.input_shape}.",
+                remedy="Give samples of the shape that the network was built for, batch first.",
+            ) from error
         return traced
 
     def _visit(self, graph: fx.GraphModule, node: fx.Node) -> None:
         module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        rule = _MODULE_RULES.get(type(module)) if module is not None else _FUNCTION_RULES.get(node.target)
+        rules: Mapping[Any, _Rule] = {"call_module": _MODULE_RULES, "get_attr": {}}.get(node.op, _FUNCTION_RULES)
+        rule = rules.get(type(module) if module is not None else node.target)
         call = _Call(node, module)
         if rule is None:
             raise call.refuse("it has no rule")
@@ -128,7 +153,7 @@ class _Compiler:
         return self.input_shape if value == 0 else Circuit(self.input_shape, tuple(self.steps[:value])).output.shape
 
     def source(self, call: _Call, position: int = 0) -> int:
-        node = call.node.args[position]
+        node = call.node.args[position] if position < len(call.node.args) else call.node.kwargs.get("input")
         if not isinstance(node, fx.Node) or node not in self.values:
             raise call.refuse("it computes with something that is not a value of the network")
         return self.values[node]
@@ -191,6 +216,11 @@ class _Call:
         name = self.node.target if isinstance(self.node.target, str) else getattr(self.node.target, "__name__", "?")
         return f"`{name}` (node {self.node.name})"
 
+    @property
+    def input_node(self) -> object:
+        """The first argument, or the one called `input`."""
+        return self.node.args[0] if self.node.args else self.node.kwargs.get("input")
+
     def refuse(self, why: str) -> UnsupportedLayerError:
         return UnsupportedLayerError(f"{self.label} cannot be predicted on shares: {why}.", remedy=SUPPORTED)
 
@@ -230,7 +260,7 @@ def _batch_norm(compiler: _Compiler, call: _Call) -> int:
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
     if norm.running_mean is None or norm.running_var is None:
         raise call.refuse("it keeps no running statistics")
-    source, source_node = compiler.source(call), call.node.args[0]
+    source, source_node = compiler.source(call), call.input_node
     assert isinstance(source_node, fx.Node)
     scale = (norm.running_var + norm.eps).rsqrt()
     scale = scale if norm.weight is None else scale * norm.weight.detach()
@@ -259,7 +289,7 @@ def _max_pool(compiler: _Compiler, call: _Call) -> int:
     )
     if _pair(dilation) != (1, 1) or ceil_mode:
         raise call.refuse("dilation and ceil_mode have no rule")
-    source, source_node = compiler.source(call), call.node.args[0]
+    source, source_node = compiler.source(call), call.input_node
     settings = (_pair(kernel), _pair(kernel if stride is None else stride), _pair(padding))
     assert isinstance(source_node, fx.Node)
     after_relu = source > 0 and isinstance(compiler.steps[source - 1], Relu)
@@ -327,7 +357,8 @@ def _add(compiler: _Compiler, call: _Call) -> int:
 
 
 def _concat(compiler: _Compiler, call: _Call) -> int:
-    parts, dim = call.node.args[0], call.settings("dim", dim=0)[0]
+    parts = call.node.args[0] if call.node.args else call.node.kwargs.get("tensors")
+    dim = call.settings("dim", dim=0)[0]
     if dim not in (1, 1 - len(call.node.meta["tensor_meta"].shape)):
         raise call.refuse("only concatenation of channels or features (dim=1) has a rule")
     if not isinstance(parts, list | tuple) or not all(part in compiler.values for part in parts):

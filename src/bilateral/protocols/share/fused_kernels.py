@@ -21,11 +21,13 @@ Packed = npt.NDArray[np.uint8]
 Orders = npt.NDArray[np.int64]
 U: Final = np.uint64
 ONE: Final = np.uint64(1)
+OCTAVES: Final = np.uint64(10)
+"""`comparison.FACTOR_OCTAVES`; numba's cache looks at this file only, so the number stands here again."""
 
 
 @inlined
 def factor_of(word: Any, top: Any) -> Any:
-    octave = ONE + ((((word >> U(40)) & U(0xFFFF)) * (top - ONE)) >> U(16))
+    octave = top - OCTAVES + ((((word >> U(40)) & U(0xFFFF)) * OCTAVES) >> U(16))
     leading = ONE << octave
     return leading | (word & (leading - ONE)) | ONE
 
@@ -129,7 +131,7 @@ def truncate_answering(
     """`truncation.answering_share` of y - mask + bias; `bias` has an entry for every `repeat` elements in a row."""
     low = U(shift)
     rest = U(64) - low
-    constant = (ONE << (U(62) - low)) + (ONE << rest)
+    constant = (ONE << (U(62) - low)) + (ONE << rest) - ONE
     channel, left = 0, repeat
     for start in range(0, y.size, 8):
         packed = U(0)

@@ -120,15 +120,19 @@ class HelpingSession:
         self._num_batches += 1
         batch = HelpingBatch(self, index, batch_size)
         request = BatchRequest(self.session_id, index, batch_size)
-        dealt = expect(Correlations, (yield Request(self.querier, request, batch.multiply)), self)
+        dealt = expect(Correlations, (yield Request(self.querier, request, batch.multiply)), self, index)
         carries = Carries(self.session_id, index, batch_size, batch.combine(dealt))
-        batch.take_turn(expect(AnswererTurn, (yield Request(self.answerer, carries)), self))
+        batch.take_turn(expect(AnswererTurn, (yield Request(self.answerer, carries)), self, index))
         return batch
 
 
-def expect(kind: type[_M], reply: Message, session: HelpingSession) -> _M:
+def expect(kind: type[_M], reply: Message, session: HelpingSession, index: int | None = None) -> _M:
     """The reply, if it is of this kind and of this session."""
-    if not isinstance(reply, kind) or getattr(reply, "session_id", b"") != session.session_id:
+    if (
+        not isinstance(reply, kind)
+        or getattr(reply, "session_id", b"") != session.session_id
+        or getattr(reply, "batch_index", index) != index
+    ):
         raise MalformedMessageError(
             f"Expected {kind.__name__} in the session of {session.querier} with {session.answerer}, got "
             f"{type(reply).__name__}.",
@@ -198,12 +202,13 @@ class HelpingBatch:
         """Online: the answering party's masked output plus the server's share of it."""
         session = self.session
         request = QueryRequest(session.session_id, self.index)
-        reply = expect(QueryShare, (yield Request(session.querier, request)), session)
+        reply = expect(QueryShare, (yield Request(session.querier, request)), session, self.index)
         shape = (self.size, *session.circuit.input_shape)
         expect_tensor(session.querier, "share", reply.share, shape, torch.int64)
         share = yield from walk(session.circuit, reply.share.to(session._device), self)
-        if self._output is None or self._output.shape != share.shape:
-            raise MalformedMessageError(f"{session.answerer} did not give the output of its last layer.")
+        if self._output is None or self._bits or self._blinded:
+            raise MalformedMessageError(f"{session.answerer} did not give the output of its last layer, or too much.")
+        expect_tensor(session.answerer, "output", self._output, tuple(share.shape), torch.int64)
         return share + self._output.to(share.device)
 
     def take_turn(self, turn: AnswererTurn) -> None:
@@ -221,7 +226,7 @@ class HelpingBatch:
         if source in self._input_masks:
             value = (x - self._input_masks.pop(source)).cpu()
             reply = yield Request(session.answerer, MaskedValue(session.session_id, self.index, value))
-            self.take_turn(expect(AnswererTurn, reply, session))
+            self.take_turn(expect(AnswererTurn, reply, session, self.index))
         assert layer.product is not None and layer.epsilon is not None
         packed = self._next(self._bits, "bits")
         expect_packed(session.answerer, packed, layer.share.numel())
@@ -237,7 +242,7 @@ class HelpingBatch:
         blinding = Blinding.draw(self._blindings, (flat.shape[0], flat.shape[1]), fraction_bits, session._style)
         values = blinding.blind_second(flat, received.to(x.device)).cpu()
         reply = yield Request(session.querier, BlindedValues(session.session_id, self.index, values))
-        judged = expect(SelectedValues, reply, session)
+        judged = expect(SelectedValues, reply, session, self.index)
         for name in ("products", "bits"):
             expect_tensor(session.querier, name, getattr(judged, name), tuple(flat.shape), torch.int64)
         return blinding.select(flat, judged.products.to(x.device), judged.bits.to(x.device)).reshape(x.shape)

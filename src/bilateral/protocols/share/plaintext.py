@@ -68,14 +68,15 @@ def spread_bias(bias: Tensor, step: Linear) -> Tensor:
 
 @dataclass(repr=False)
 class PlainArithmetic:
-    """Exact products, truncation by rounding down, and the largest number met before each comparison or output."""
+    """Exact products, truncation to the nearest, and the largest number met before each comparison or output."""
 
     model: FixedPointModel
     largest: dict[str, float] = field(default_factory=dict)
 
     def linear(self, index: int, step: Linear, source: int, x: Tensor) -> Walk:
         product = self.model.maps[index](x) + spread_bias(self.model.layers[index].bias, step)
-        result = product >> self.model.circuit.values[source].fraction_bits
+        shift = self.model.circuit.values[source].fraction_bits
+        result = (product + (1 << (shift - 1))) >> shift
         self._note(f"{step.kind} {index}", result, FRACTION_BITS)
         return result
         yield  # a walk is a generator; this one never waits

@@ -18,12 +18,12 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.errors import MalformedMessageError, ProtocolError
+from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share import ring
 from bilateral.protocols.share.answering import AnsweringSeeds, AnsweringSession
-from bilateral.protocols.share.circuit import MAX_FRACTION_BITS, Circuit
+from bilateral.protocols.share.circuit import VALUE_BITS, Circuit
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.conversation import SERVER, Traffic, Transport, run_together
 from bilateral.protocols.share.helping import HelpingBatch, HelpingSeeds, HelpingSession, Program, Request
@@ -47,6 +47,8 @@ from bilateral.protocols.share.streams import session_seed
 from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16
+_LARGEST_QUERY: Final = 2**VALUE_BITS // 4
+"""The bound that a network's own samples are held to."""
 _VALUES_OF_A_BATCH: Final = 1 << 17
 _VALUES_AT_ONCE: Final = 1 << 25
 """Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
@@ -61,6 +63,7 @@ class PredictionClient:
 
     def __init__(self, keys: KeyRing, style: ComparisonStyle = HARDENED, device: torch.device | None = None) -> None:
         self.name = keys.name
+        keys.claim("secret-shared prediction")
         self._keys, self._style, self._device = keys, style, device
         self._model: FixedPointModel | None = None
         self._queries: Tensor | None = None
@@ -75,7 +78,17 @@ class PredictionClient:
         self._answering.clear()
 
     def ask(self, queries: Tensor) -> None:
-        """The queries (floats, batch first) to be asked next."""
+        """The queries (floats, batch first) to be asked next.
+
+        They must be no larger than what networks were checked on: further out a network's numbers may leave the range
+        of comparisons, and the answer would be noise.
+        """
+        largest = float(queries.abs().max()) if queries.numel() else 0.0
+        if not largest < _LARGEST_QUERY:
+            raise NumericalRangeError(
+                f"Expected queries below {_LARGEST_QUERY} in size, got {largest:.3g}.",
+                remedy="Normalise them as the answering networks' training data were.",
+            )
         self._queries = queries
         self._answers.clear()
         for session in self._querying.values():
@@ -118,7 +131,7 @@ class PredictionClient:
     def _open_answering(self, message: SessionRequest) -> Message:
         if self._model is None:
             raise ProtocolError(f"{self.name} has no network to answer with.", remedy="Train before others ask.")
-        self._claim(message.session_id)
+        self._claim(message.session_id, message.querier)
         seeds = AnsweringSeeds(
             message.session_id,
             self._seed(message.querier, message.session_id, message.querier, self.name),
@@ -130,7 +143,7 @@ class PredictionClient:
 
     def _open_querying(self, message: SessionNotice) -> Message:
         circuit = Circuit.from_json(message.circuit, message.answerer)
-        self._claim(message.session_id)
+        self._claim(message.session_id, message.answerer)
         seeds = QueryingSeeds(
             message.session_id,
             self._seed(message.answerer, message.session_id, self.name, message.answerer),
@@ -139,8 +152,10 @@ class PredictionClient:
         self._querying[message.session_id] = QueryingSession(seeds, circuit, SERVER, self._device)
         return Acknowledged(message.session_id)
 
-    def _claim(self, session_id: bytes) -> None:
-        """A second session of the same name would use the same masks."""
+    def _claim(self, session_id: bytes, other: str) -> None:
+        """A second session of the same name would use the same masks, and the server would know its own."""
+        if other == SERVER:
+            raise ProtocolError(f"{SERVER} opened a session with itself as the other client.")
         if len(session_id) != SESSION_ID_BYTES or session_id in self._seen:
             raise ProtocolError(f"{SERVER} opened a session whose name is not a new one.")
         self._seen.add(session_id)
@@ -156,8 +171,8 @@ class PredictionClient:
     def _receive(self, message: SummedLogits) -> Message:
         sessions = [_of(self._querying, session_id) for session_id in message.session_ids]
         expect_count(SERVER, "batch_indices", len(message.batch_indices), len(sessions))
-        if not sessions or not 0 <= message.fraction_bits <= MAX_FRACTION_BITS:
-            raise MalformedMessageError(f"{SERVER} sent logits of no session, or with impossible fraction bits.")
+        if message.fraction_bits != max((s.circuit.output.fraction_bits for s in sessions), default=-1):
+            raise MalformedMessageError(f"{SERVER} sent logits of no session, or with other fraction bits than theirs.")
         total, covered = message.logits.to(self._device), set()
         for session, batch_index in zip(sessions, message.batch_indices, strict=True):
             queries, mask = session.finish(batch_index)

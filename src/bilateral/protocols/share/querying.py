@@ -44,6 +44,8 @@ class _QueryingBatch:
     size: int
     judging: Stream
     comparisons: deque[int]
+    is_shared: bool = False
+    """Its queries were sent: the mask that hides them hides nothing else."""
 
 
 class QueryingSession:
@@ -64,6 +66,7 @@ class QueryingSession:
     def restart(self) -> None:
         """New queries were asked: batches begin with the first of them."""
         self._next_query = 0
+        self._open.clear()  # a batch that failed must not go on with other queries
 
     def deal(self, message: BatchRequest, num_queries: int) -> Correlations:
         """Offline: b for every linear layer's input, and the server's share of (mask of the weights) times b."""
@@ -102,9 +105,12 @@ class QueryingSession:
     def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
         """Online: the server's share of the batch's queries; the answering party's comes from the seed."""
         batch = self._batch(message.batch_index)
+        if batch.is_shared:
+            raise ProtocolError(f"{self._sender} asked twice for the queries of batch {message.batch_index}.")
         mask = Stream(self._seeds.with_answerer, "input", message.batch_index, self._device)
         encoded = ring.encode(queries[batch.queries], FRACTION_BITS).to(mask.device)
         share = encoded - mask.words(*encoded.shape)
+        batch.is_shared = True
         return QueryShare(self._seeds.session_id, message.batch_index, share.cpu())
 
     def judge(self, message: BlindedValues) -> SelectedValues:

@@ -4,8 +4,11 @@ A linear layer leaves the answering party with `y0`, the server with `y1`, and `
 y0 + 2^62` and |y| < 2^62 the sum is in [0, 2^63), so as whole numbers `Y0 + y1` wraps around unless both top bits are
 zero. Each party shifts its share; what is missing is `2^(64 - m)` times the product of two bits, each known to one:
 
-    y >> m  =  (Y0 >> m) + (y1 >> m) - 2^(62 - m) - 2^(64 - m) * (1 - p * q)   (+ 0 or 1)
+    t  =  (Y0 >> m) + (y1 >> m) + 1 - 2^(62 - m) - 2^(64 - m) * (1 - p * q)
     p = top bit of Y0 is zero,  q = top bit of y1 is zero
+
+t is `y >> m` or one more: two shifts round down, and the 1 makes up for one of them. Since `y1` is uniform, t is
+y / 2^m rounded up or down at random, with the right mean.
 
 The querying party deals the product: bits `alpha` to the answering party, `beta` to the server (both from seeds), and
 shares of `alpha * beta`. They tell each other `delta = p xor alpha` and `epsilon = q xor beta`, which are uniform,
@@ -54,7 +57,7 @@ def answering_share(y0: Tensor, shift: int, alpha: Tensor, product: Tensor, epsi
     delta = p ^ alpha
     d, e = delta.to(torch.int64), epsilon.to(torch.int64)
     correction = d * e + e * (1 - 2 * d) * alpha + (1 - 2 * d) * (1 - 2 * e) * product
-    shifted = logical_shift(y0 + _OFFSET, shift) - (1 << (62 - shift)) - (1 << (64 - shift))
+    shifted = logical_shift(y0 + _OFFSET, shift) + 1 - (1 << (62 - shift)) - (1 << (64 - shift))
     return shifted + (correction << (64 - shift)), delta
 
 

@@ -1,0 +1,205 @@
+"""`bench secure-prediction`: a secret-shared prediction by three processes on the loopback.
+
+The bench's own process is the server; the querying and the answering party are two more. Networks have random weights
+and queries are noise: neither time nor traffic depends on them. Every prediction is compared with fixed-point inference
+in the clear.
+
+Each repeat is a fresh session with one batch; keys are agreed on before. Every case has rows for the phases
+
+    offline   what does not need the queries, *the session included*: the masked weights are counted for one batch
+    online    from the server's call for queries to the logits at the querying party
+    total     both
+
+and for each of them a row for
+
+    all                           seconds by the clock, megabytes that all parties sent
+    querying, answering, server   seconds on a core (`busy_seconds...`: at work by the clock), megabytes sent + received
+
+`..._later_batches`: a further batch of the same session, for which the masked weights are there already. Megabytes are
+counted at the sockets, frames and headers included. `peak_memory_megabytes`: of the processes so far.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bilateral.bench.prediction_party import Network, images
+from bilateral.bench.three_parties import PARTIES, BatchCost, PartyCost, ThreeParties, three_parties
+from bilateral.errors import PlanError
+from bilateral.protocols.share.comparison import HARDENED, STYLES
+from bilateral.protocols.share.messages import Phase
+from bilateral.protocols.share.plaintext import FixedPointModel, predict_in_batches
+
+INPUT_SHAPE: Final = (3, 32, 32)
+NUM_OUTPUTS: Final = 10
+SEED: Final = 1
+ALL: Final = "all"
+ROW_PHASES: Final[dict[str, tuple[Phase, ...]]] = {
+    "offline": ("session", "offline"),
+    "online": ("online",),
+    "total": ("session", "offline", "online"),
+}
+WARMUP_BATCHES: Final = 1
+"""Kernels are compiled at their first use, and later batches use the memory that the first one fetched."""
+QUICK_REPEATS: Final = 2
+WHOLE: Final = ("peak_memory_megabytes",)
+"""Costs that are not divided by the batch size."""
+
+
+@dataclass(frozen=True)
+class PaperFigures:
+    """One prediction as P4 reports it (table 3, CPU, on its own machine; its ResNet-8 is wider than ours)."""
+
+    seconds: float
+    megabytes: float
+
+
+P4: Final = {
+    "vgg-7": PaperFigures(1.03, 66.6),
+    "resnet-8": PaperFigures(1.63, 73.9),
+    "resnet-10": PaperFigures(2.00, 105.9),
+}
+GOAL_SECONDS: Final = {("vgg-7", 1): 0.17, ("vgg-7", 32): 0.12, ("resnet-8", 1): 0.08, ("resnet-8", 32): 0.03}
+"""Ten (VGG-7) and five (ResNet-8) times as fast as the best other system on two cores."""
+GOAL_MEGABYTES: Final = {("vgg-7", 1): 33.0, ("resnet-8", 1): 8.6}
+"""Half of the best other system's."""
+
+
+@dataclass(frozen=True)
+class SecurePrediction:
+    """What is measured: every network with every batch size. `threads`: of each of the three processes."""
+
+    models: tuple[str, ...] = ("vgg-7", "resnet-8", "resnet-10")
+    batch_sizes: tuple[int, ...] = (1, 32)
+    repeats: int = 5
+    style: str = HARDENED.name
+    threads: int = 1
+    batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.models or min(self.batch_sizes, default=0) < 1:
+            raise PlanError(f"Expected networks and batch sizes of 1 or more, got {self.models}, {self.batch_sizes}.")
+        if self.repeats < 1 or self.threads < 1:
+            raise PlanError(f"Expected 1 or more repeats and threads, got {self.repeats} and {self.threads}.")
+        if self.style not in STYLES:
+            raise PlanError(f"Expected a style among {', '.join(STYLES)}, got {self.style!r}.")
+
+    def network(self, model: str) -> Network:
+        # ResNets and DenseNets have batch normalisation unless told otherwise; some others do not know the option.
+        is_told = self.batch_norm or model.startswith(("resnet", "densenet"))
+        options = {"batch_norm": self.batch_norm} if is_told else {}
+        return Network(model, INPUT_SHAPE, NUM_OUTPUTS, json.dumps(options), SEED)
+
+
+def measure_secure_prediction(
+    quick: bool, progress: Callable[[int, int, str], None], chosen: SecurePrediction | None = None
+) -> list[dict[str, Any]]:
+    """Twelve rows a case. `quick`, unless something is chosen: a small network, few repeats."""
+    if chosen is None:
+        quick_choice = SecurePrediction(models=("convnet",), batch_sizes=(1, 2), repeats=QUICK_REPEATS)
+        chosen = quick_choice if quick else SecurePrediction()
+    networks = {model: chosen.network(model).compile() for model in chosen.models}  # refuses before processes start
+    cases = [(model, batch_size) for model in chosen.models for batch_size in chosen.batch_sizes]
+    num_batches = WARMUP_BATCHES + chosen.repeats
+    progress(0, len(cases) * num_batches, "starting the processes")
+    rows: list[dict[str, Any]] = []
+    with three_parties(chosen.style, chosen.threads) as parties:
+        for number, (model, batch_size) in enumerate(cases):
+
+            def step(done: int, case: str = f"{model}, batch of {batch_size}", before: int = number) -> None:
+                progress(before * num_batches + done, len(cases) * num_batches, case)
+
+            parties.offer(chosen.network(model))
+            batches, error = _measure(parties, networks[model], batch_size, num_batches, step)
+            rows += case_rows(chosen, model, batch_size, batches, error)
+    progress(len(cases) * num_batches, len(cases) * num_batches, "done")
+    return rows
+
+
+def _measure(
+    parties: ThreeParties, model: FixedPointModel, batch_size: int, num_batches: int, step: Callable[[int], None]
+) -> tuple[list[BatchCost], float]:
+    """The batches after the warm-up, and the largest error of any logit of any batch."""
+    batches, error = [], 0.0
+    for number in range(num_batches):
+        step(number)
+        queries = images(batch_size, INPUT_SHAPE, SEED + 1 + number)
+        batch = parties.predict(queries)
+        error = max(error, float((batch.logits - predict_in_batches(model, queries)).abs().max()))
+        if number >= WARMUP_BATCHES:
+            batches.append(batch)
+    return batches, error
+
+
+def case_rows(
+    chosen: SecurePrediction, model: str, batch_size: int, batches: Sequence[BatchCost], max_logit_error: float
+) -> list[dict[str, Any]]:
+    """The rows of one network and batch size; times are medians over the batches."""
+    rows = []
+    for row_phase, phases in ROW_PHASES.items():
+        for party in (ALL, *PARTIES):
+            costs = _costs_of_all(batches, phases) if party == ALL else _costs_of_party(party, batches, phases)
+            rows.append(
+                {
+                    "model": model,
+                    "batch_size": batch_size,
+                    "phase": row_phase,
+                    "party": party,
+                    **{name: value if name in WHOLE else value / batch_size for name, value in costs.items()},
+                    "rounds": sum(batches[0].phases[phase].rounds for phase in phases),
+                    "max_logit_error": max_logit_error,
+                    "style": chosen.style,
+                    "threads": chosen.threads,
+                    "batch_norm": chosen.batch_norm,
+                    "repeats": len(batches),
+                }
+            )
+    return rows
+
+
+def _costs_of_all(batches: Sequence[BatchCost], phases: Sequence[Phase]) -> dict[str, float]:
+    seconds = [sum(batch.phases[phase].seconds for phase in phases) for batch in batches]
+    later = [sum(batch.phases[phase].seconds for phase in _later(phases)) for batch in batches]
+    cuts = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
+    return {
+        "seconds_per_prediction": statistics.median(seconds),
+        "megabytes_per_prediction": _median_megabytes(batches, phases, lambda cost: cost.bytes_sent),
+        "seconds_p10": cuts[0],
+        "seconds_p90": cuts[-1],
+        "seconds_per_prediction_later_batches": statistics.median(later),
+        "megabytes_per_prediction_later_batches": _median_megabytes(
+            batches, _later(phases), lambda cost: cost.bytes_sent
+        ),
+        "peak_memory_megabytes": max(sum(batch.peak_memory_bytes.values()) for batch in batches) / 1e6,
+    }
+
+
+def _costs_of_party(party: str, batches: Sequence[BatchCost], phases: Sequence[Phase]) -> dict[str, float]:
+    def median(what: Callable[[PartyCost], float]) -> float:
+        return statistics.median(sum(what(batch.phases[phase].parties[party]) for phase in phases) for batch in batches)
+
+    sent = median(lambda cost: cost.bytes_sent) / 1e6
+    received = median(lambda cost: cost.bytes_received) / 1e6
+    return {
+        "seconds_per_prediction": median(lambda cost: cost.cpu_seconds),
+        "megabytes_per_prediction": sent + received,
+        "busy_seconds_per_prediction": median(lambda cost: cost.busy_seconds),
+        "megabytes_sent": sent,
+        "megabytes_received": received,
+        "peak_memory_megabytes": max(batch.peak_memory_bytes[party] for batch in batches) / 1e6,
+    }
+
+
+def _later(phases: Sequence[Phase]) -> list[Phase]:
+    """What a further batch of a session needs of these phases."""
+    return [phase for phase in phases if phase != "session"]
+
+
+def _median_megabytes(batches: Sequence[BatchCost], phases: Sequence[Phase], what: Callable[[PartyCost], int]) -> float:
+    """Of all parties together."""
+    found = [sum(what(cost) for phase in phases for cost in batch.phases[phase].parties.values()) for batch in batches]
+    return statistics.median(found) / 1e6

@@ -1,0 +1,228 @@
+"""`bench secure-prediction`: its arithmetic on costs made up here, and small networks in three real processes."""
+
+import json
+from contextlib import nullcontext
+
+import psutil
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import bilateral.bench.secure_prediction as bench
+import bilateral.bench.three_parties as processes
+from bilateral.bench.prediction_party import (
+    ANSWERING,
+    MAY_HEAR,
+    MAY_SAY,
+    QUERYING,
+    Introduction,
+    Network,
+    Queries,
+    images,
+)
+from bilateral.bench.secure_prediction import SecurePrediction, case_rows, measure_secure_prediction
+from bilateral.bench.three_parties import CLIENTS, BatchCost, PartyCost, PhaseCost, three_parties
+from bilateral.cli.main import app
+from bilateral.cli.secure_prediction import prediction_table
+from bilateral.errors import BilateralError, DeploymentError, PlanError
+from bilateral.protocols.share.conversation import SERVER
+from bilateral.protocols.share.messages import FROM_ANSWERER, FROM_QUERIER, PHASES, TO_ANSWERER, TO_QUERIER
+from bilateral.protocols.share.plaintext import predict
+
+SHAPE = (3, 8, 8)
+SMALL = Network("convnet", SHAPE, 10, json.dumps({"width": 4}), seed=3)
+KEYS = [
+    "model", "batch_size", "phase", "party", "seconds_per_prediction", "megabytes_per_prediction", "rounds",
+    "max_logit_error",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def parties():
+    with three_parties("hardened", 1) as started:
+        yield started
+
+
+def children():
+    return psutil.Process().children(recursive=True)
+
+
+def made_up(scale):
+    """A batch whose phases take 1, 2 and 4 seconds times `scale`."""
+    phases = {}
+    for phase, seconds in zip(PHASES, (1.0, 2.0, 4.0), strict=True):
+        costs = {
+            QUERYING: PartyCost(0.1 * seconds, 0.2 * seconds, 1_000_000, 500_000),
+            ANSWERING: PartyCost(0.3 * seconds, 0.4 * seconds, 3_000_000, 250_000),
+            SERVER: PartyCost(0.5 * seconds, 0.6 * seconds, 750_000, 4_000_000),
+        }
+        phases[phase] = PhaseCost(seconds * scale, 3, costs)
+    return BatchCost(torch.zeros(4, 10), phases, {QUERYING: 10_000_000, ANSWERING: 20_000_000, SERVER: 30_000_000})
+
+
+def found(rows, phase, party):
+    (row,) = [row for row in rows if (row["phase"], row["party"]) == (phase, party)]
+    return row
+
+
+def test_rows_are_costs_of_one_prediction_and_offline_includes_the_session():
+    rows = case_rows(SecurePrediction(), "vgg-7", 4, [made_up(1.0), made_up(2.0), made_up(10.0)], 1e-6)
+    assert len(rows) == 12
+    assert all(set(KEYS) <= set(row) for row in rows)
+    offline, online, total = (found(rows, phase, "all") for phase in ("offline", "online", "total"))
+    assert [row["seconds_per_prediction"] for row in (offline, online, total)] == pytest.approx([1.5, 2.0, 3.5])
+    assert total["seconds_p10"] == pytest.approx((7 * 1.0 + 0.2 * 7) / 4)
+    assert total["seconds_p90"] == pytest.approx((14 + 0.8 * 56) / 4)
+    assert [row["megabytes_per_prediction"] for row in (offline, online, total)] == pytest.approx(
+        [2 * 4.75 / 4, 4.75 / 4, 3 * 4.75 / 4]
+    )
+    assert total["megabytes_per_prediction_later_batches"] == pytest.approx(2 * 4.75 / 4)
+    assert total["seconds_per_prediction_later_batches"] == pytest.approx(2 * 6.0 / 4)
+    assert (offline["rounds"], online["rounds"], total["rounds"]) == (6, 3, 9)
+    assert total["peak_memory_megabytes"] == pytest.approx(60)
+
+
+def test_rows_of_a_party_are_its_seconds_on_a_core_and_its_traffic():
+    rows = case_rows(SecurePrediction(), "vgg-7", 2, [made_up(1.0)], 1e-6)
+    row = found(rows, "total", ANSWERING)
+    assert row["seconds_per_prediction"] == pytest.approx(0.3 * 7 / 2)
+    assert row["busy_seconds_per_prediction"] == pytest.approx(0.4 * 7 / 2)
+    assert (row["megabytes_sent"], row["megabytes_received"]) == pytest.approx((9 / 2, 0.75 / 2))
+    assert row["megabytes_per_prediction"] == pytest.approx(9.75 / 2)
+    assert row["peak_memory_megabytes"] == pytest.approx(20)
+
+
+def test_the_table_has_the_goal_and_the_papers_figures_beside_ours():
+    rows = case_rows(SecurePrediction(), "vgg-7", 1, [made_up(1.0)], 1e-6)
+    cells = [list(column.cells) for column in prediction_table(rows).columns]
+    assert next(zip(*cells, strict=True))[:6] == ("vgg-7", "1", "7", "7-7", "0.17", "1.03")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"models": ()}, {"batch_sizes": (0,)}, {"batch_sizes": ()}, {"repeats": 0}, {"threads": 0}, {"style": "x"}],
+)
+def test_what_cannot_be_measured_is_refused(wrong):
+    with pytest.raises(PlanError, match="Expected"):
+        SecurePrediction(**wrong)
+
+
+def test_an_unknown_network_is_refused_before_a_process_starts(monkeypatch):
+    monkeypatch.setattr(bench, "three_parties", lambda *_: pytest.fail("started"))
+    with pytest.raises(BilateralError, match="vgg-77"):
+        measure_secure_prediction(True, lambda *_: None, SecurePrediction(models=("vgg-77",)))
+
+
+def test_clients_hear_and_say_the_messages_of_the_protocol():
+    assert set(TO_QUERIER) <= set(MAY_HEAR[QUERYING])
+    assert set(TO_ANSWERER) <= set(MAY_HEAR[ANSWERING])
+    assert set(FROM_QUERIER) <= set(MAY_SAY[QUERYING])
+    assert set(FROM_ANSWERER) <= set(MAY_SAY[ANSWERING])
+    assert not {Queries, *TO_QUERIER} & (set(MAY_HEAR[ANSWERING]) - set(TO_ANSWERER))
+
+
+def test_the_token_is_not_shown():
+    assert "5ec4e7" not in repr(Introduction(QUERYING, 1, "5ec4e7"))
+
+
+def test_three_processes_agree_with_plaintext_and_every_byte_is_counted_once(parties):
+    assert len(children()) == 2
+    parties.offer(SMALL)
+    queries = images(5, SHAPE, 9)
+    batch = parties.predict(queries)
+    assert (batch.logits - predict(SMALL.compile(), queries)).abs().max() < 2**-12
+    traffic = parties._server.traffic
+    for phase, cost in batch.phases.items():
+        sent = sum(party.bytes_sent for party in cost.parties.values())
+        assert sent == sum(party.bytes_received for party in cost.parties.values())
+        messages = 2 * sum(rounds for name, rounds in traffic.rounds.items() if name == phase)
+        content = traffic.total_bytes(phase)
+        if phase != "session":  # its traffic also has the end of the session, which is after the measurement
+            assert content < sent < content + 600 * messages  # frames and headers
+        assert cost.rounds > 0
+        assert cost.seconds > 0
+        for party in (*CLIENTS, SERVER):
+            assert 0 <= cost.parties[party].busy_seconds < cost.seconds
+            assert cost.parties[party].cpu_seconds > 0
+    assert min(batch.peak_memory_bytes.values()) > 50e6
+
+
+def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):
+    parties.offer(SMALL)
+    first = parties.predict(images(2, SHAPE, 1))
+    (_, offline, online) = (sum(c.bytes_sent for c in cost.parties.values()) for cost in first.phases.values())
+    server, transport = parties._server, parties._transport
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 2)), processes.Done)
+    sessions = server.open_sessions(QUERYING, [ANSWERING])
+    server.predict(sessions, 2)
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 3)), processes.Done)
+    transport.begin()
+    server.predict(sessions, 2)
+    second = sum(cost.bytes_sent for phase in transport.end().values() for cost in phase.parties.values())
+    server.close(sessions)
+    assert second == pytest.approx(offline + online, abs=64)  # an index may take a digit more
+
+
+def test_the_command_measures_with_real_parties(parties, monkeypatch):
+    monkeypatch.setattr(bench, "three_parties", lambda *_: nullcontext(parties))
+    monkeypatch.setattr(bench, "INPUT_SHAPE", SHAPE)
+    words = ["bench", "secure-prediction", "--model", "convnet", "--batch-size", "1", "--batch-size", "3"]
+    outcome = CliRunner().invoke(app, [*words, "--repeats", "2", "--json", "--quiet"])
+    assert outcome.exit_code == 0, outcome.output
+    answer = json.loads(outcome.stdout)
+    assert answer["bench"] == "secure-prediction"
+    assert {(row["model"], row["batch_size"]) for row in answer["rows"]} == {("convnet", 1), ("convnet", 3)}
+    assert all(row["max_logit_error"] < 2**-12 and row["repeats"] == 2 for row in answer["rows"])
+    one, three = (found([r for r in answer["rows"] if r["batch_size"] == b], "total", "all") for b in (1, 3))
+    assert one["megabytes_per_prediction"] > three["megabytes_per_prediction"]  # the weights are sent once
+    assert one["rounds"] == three["rounds"]
+
+
+def test_a_wrong_answer_would_be_seen(parties):
+    parties.offer(SMALL)
+    other = Network("convnet", SHAPE, 10, SMALL.options, seed=4).compile()
+    queries = images(1, SHAPE, 9)
+    assert (parties.predict(queries).logits - predict(other, queries)).abs().max() > 2**-6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recovery", "--model", "vgg-7"],
+        ["round-trip", "--batch-size", "1", "--batch-size", "2"],
+        ["secure-prediction", "--style", "x"],
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(words):
+    outcome = CliRunner().invoke(app, ["bench", *words])
+    assert isinstance(outcome.exception, PlanError)
+
+
+def test_a_party_that_cannot_start_is_an_error_with_what_it_wrote(monkeypatch):
+    monkeypatch.setattr(processes, "_PROGRAM", "import sys; sys.exit('no room for me here')")
+    before = children()
+    with pytest.raises(DeploymentError, match="no room for me here"), three_parties("hardened", 1):
+        pytest.fail("started")
+    assert children() == before
+
+
+def test_an_interrupt_leaves_no_process_behind(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes.Gate, "admit", interrupted)
+    before = children()
+    with pytest.raises(KeyboardInterrupt), three_parties("hardened", 1):
+        pytest.fail("started")
+    assert children() == before
+
+
+def test_a_party_that_fails_in_the_middle_is_an_error_with_what_it_wrote():
+    before, threads = children(), torch.get_num_threads()
+    with (
+        pytest.raises(DeploymentError, match=r"(?s)The answering party ended.*no-such-network"),
+        three_parties("hardened", 1) as started,
+    ):
+        started.offer(Network("no-such-network", SHAPE, 10, "{}", 1))
+    assert children() == before
+    assert torch.get_num_threads() == threads
