@@ -19,6 +19,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	MYPYPATH=benchmarks:benchmarks/peers $(BIN)/mypy --strict benchmarks/*.py benchmarks/peers/*.py
 	$(BIN)/lint-imports
 
 setup: $(INSTALLED)
