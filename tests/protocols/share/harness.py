@@ -16,7 +16,7 @@ from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
 from bilateral.protocols.share.plaintext import predict
 from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
-from bilateral.protocols.share.streams import Stream
+from bilateral.protocols.share.streams import SessionTerms, Stream
 from bilateral.randomness import SeededRandomness
 
 RUN = b"run 5"
@@ -40,6 +40,11 @@ def key_rings(names=NAMES, seed=0):
     for ring in rings.values():
         ring.accept(directory.roster())
     return rings
+
+
+def session_seed(secret, session_id, querier, answerer, circuit, style=HARDENED):
+    """The seed of a pair, as whoever knows its secret derives it."""
+    return SessionTerms(session_id, querier, answerer, circuit.to_json(), style.name).seed(secret)
 
 
 def sent(message, types):
@@ -96,6 +101,9 @@ class Group:
         exchange = Exchange(party, request, reply, request_bytes, reply_bytes)
         self.log.append(exchange)
         return ticket, self.tamper(exchange) if self.tamper else reply
+
+    def forget(self):
+        self._waiting.clear()
 
     def predict(self, queries, *models, sessions=None):
         """The answer to `queries`, in new sessions with `models` unless there are open ones."""
@@ -164,7 +172,7 @@ def compared(t, fraction_bits, style=HARDENED, seed=0):
     second = t - first
     mask, product, bit = (uniform_words(t.shape, 1000 * seed + i) for i in (1, 2, 3))
     answering, helping = (
-        Blinding.draw(Stream(secret, "comparison", 0), tuple(t.shape), fraction_bits, style) for _ in range(2)
+        Blinding.draw(Stream(secret, "comparison", 0, 0), tuple(t.shape), fraction_bits, style) for _ in range(2)
     )
     masked = helping.blind_second(second, answering.blind_first(first, mask))
     judged = judge(masked, mask, product, bit)

@@ -53,7 +53,7 @@ def test_circuits_come_back_from_json_as_they_were(name):
 def test_a_circuit_says_nothing_of_the_weights():
     shapes = {"input_shape": (3, 16, 16), "num_outputs": 10}
     found = {
-        compile_model(build_model("lenet", seed=seed, **shapes), queries_like((3, 16, 16), seed=seed)).circuit.to_json()
+        compile_model(build_model("lenet", seed=seed, **shapes), queries_like((3, 16, 16))).circuit.to_json()
         for seed in range(3)
     }
     assert len(found) == 1
@@ -120,7 +120,7 @@ def test_circuits_with_one_part_replaced_are_refused_or_sound(honest, data):
 @quick
 def test_steps_put_together_at_random_are_refused_or_sound(steps):
     try:
-        circuit = Circuit.from_json(json.dumps({"input_shape": [2, 5, 5], "steps": steps}), "anna")
+        circuit = Circuit.from_json(json.dumps({"input_shape": [2, 5, 5], "largest_input": 1, "steps": steps}), "anna")
     except MalformedMessageError:
         return
     assert all(min(value.shape) >= 1 for value in circuit.values)
@@ -152,7 +152,7 @@ def test_circuits_whose_shapes_do_not_agree_are_refused(what):
     with pytest.raises(ModelError):
         Circuit(shape, steps)
     described = [{"kind": step.kind, **vars(step)} for step in steps]
-    refused(json.dumps({"input_shape": shape, "steps": described}))
+    refused(json.dumps({"input_shape": shape, "largest_input": 1, "steps": described}))
 
 
 def doubling(count, last=0):
@@ -162,13 +162,17 @@ def doubling(count, last=0):
 @pytest.mark.parametrize(
     "found",
     [
-        {"input_shape": [1], "steps": doubling(60)},
-        {"input_shape": [1], "steps": doubling(4096)},
-        {"input_shape": [1], "steps": [{"kind": "relu", "sources": [i]} for i in range(4097)]},
-        {"input_shape": [2**24 - 1, 2**24 - 1, 2**24 - 1], "steps": [{"kind": "relu", "sources": [0]}]},
-        {"input_shape": [1] * 4096, "steps": [{"kind": "relu", "sources": [0]}]},
-        {"input_shape": [1], "steps": [{"kind": "dense", "sources": [0], "out_features": 2**40}]},
-        {"input_shape": [1], "steps": [{"kind": "concat", "sources": [0] * 5000}]},
+        {"input_shape": [1], "largest_input": 1, "steps": doubling(60)},
+        {"input_shape": [1], "largest_input": 1, "steps": doubling(4096)},
+        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "relu", "sources": [i]} for i in range(4097)]},
+        {
+            "input_shape": [2**24 - 1, 2**24 - 1, 2**24 - 1],
+            "largest_input": 1,
+            "steps": [{"kind": "relu", "sources": [0]}],
+        },
+        {"input_shape": [1] * 4096, "largest_input": 1, "steps": [{"kind": "relu", "sources": [0]}]},
+        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "dense", "sources": [0], "out_features": 2**40}]},
+        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "concat", "sources": [0] * 5000}]},
     ],
     ids=["doubling", "doubling often", "4097 steps", "huge input", "4096 dimensions", "huge layer", "5000 sources"],
 )
@@ -189,7 +193,9 @@ def test_deeply_nested_text_is_refused():
 
 
 def test_the_longest_circuit_is_read_in_seconds():
-    text = json.dumps({"input_shape": [1], "steps": [{"kind": "relu", "sources": [i]} for i in range(4096)]})
+    text = json.dumps(
+        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "relu", "sources": [i]} for i in range(4096)]}
+    )
     started = time.process_time()
     circuit = Circuit.from_json(text, "anna")
     assert len(circuit.comparison_sizes) == 4096
@@ -210,11 +216,11 @@ EXPENSIVE = {
 
 @pytest.mark.parametrize("what", EXPENSIVE)
 def test_circuits_with_small_values_and_enormous_weights_or_windows_are_refused(what):
-    refused(json.dumps({"input_shape": [1, 1, 1], "steps": [EXPENSIVE[what]]}))
+    refused(json.dumps({"input_shape": [1, 1, 1], "largest_input": 1, "steps": [EXPENSIVE[what]]}))
 
 
 def test_a_client_survives_a_circuit_with_enormous_weights():
-    text = json.dumps({"input_shape": [1, 1, 1], "steps": [EXPENSIVE["a kernel of 2^46 weights"]]})
+    text = json.dumps({"input_shape": [1, 1, 1], "largest_input": 1, "steps": [EXPENSIVE["a kernel of 2^46 weights"]]})
     with pytest.raises(MalformedMessageError):
         Group().clients[QUERIER].handle(SessionNotice(b"s" * 16, "anna", text))
 

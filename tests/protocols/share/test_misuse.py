@@ -25,8 +25,8 @@ from bilateral.protocols.share.messages import (
 )
 from bilateral.protocols.share.plaintext import predict
 from bilateral.protocols.share.prediction import PredictionClient
-from bilateral.protocols.share.streams import Stream, session_seed
-from protocols.share.harness import QUERIER, Group, fill, queries_like
+from bilateral.protocols.share.streams import Stream
+from protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
 
 SHAPE = (6,)
 ID = b"0123456789abcdef"
@@ -135,8 +135,8 @@ def test_a_client_cannot_ask_itself_or_a_stranger(group, model, other):
 def test_the_server_cannot_be_the_querying_party(group, model):
     with pytest.raises(ProtocolError):
         reply = group.clients["anna"].handle(SessionRequest(ID, "server"))
-        seed = session_seed(group.rings["server"].pair_secret("anna"), ID, "server", "anna")
-        stolen = reply.weights[0] - Stream(seed, "weights", 0).words(*reply.weights[0].shape)
+        seed = session_seed(group.rings["server"].pair_secret("anna"), ID, "server", "anna", model.circuit)
+        stolen = reply.weights[0] - Stream(seed, "weights", 0, 0).words(*reply.weights[0].shape)
         assert not torch.equal(stolen, model.layers[0].weight), "all weights are stolen"
 
 
@@ -147,8 +147,8 @@ def test_the_server_cannot_be_the_answering_party(group, model):
         querier.handle(SessionNotice(ID, "server", model.circuit.to_json()))
         querier.handle(BatchRequest(ID, 0, 2))
         share = querier.handle(QueryRequest(ID, 0)).share
-        seed = session_seed(group.rings["server"].pair_secret(QUERIER), ID, QUERIER, "server")
-        stolen = (share + Stream(seed, "input", 0).words(*share.shape)).double() / 2**20
+        seed = session_seed(group.rings["server"].pair_secret(QUERIER), ID, QUERIER, "server", model.circuit)
+        stolen = (share + Stream(seed, "input", 0, 2).words(*share.shape)).double() / 2**20
         assert (stolen - QUERIES.double()).abs().max() > 1e-3, "all queries are stolen"
 
 
@@ -267,8 +267,8 @@ def test_a_refused_comparison_leaves_the_stream_where_the_answering_party_has_it
             querier.handle(BlindedValues(session.session_id, 0, torch.zeros(shape, dtype=torch.int64)))
     values = torch.zeros(2, 5, dtype=torch.int64)
     found = querier.handle(BlindedValues(session.session_id, 0, values))
-    seed = session_seed(group.rings[QUERIER].pair_secret("anna"), session.session_id, QUERIER, "anna")
-    stream = Stream(seed, "comparison", 0)
+    seed = session_seed(group.rings[QUERIER].pair_secret("anna"), session.session_id, QUERIER, "anna", model.circuit)
+    stream = Stream(seed, "comparison", 0, 2)
     u, product, bit = values - stream.words(2, 5), stream.words(2, 5), stream.words(2, 5)
     assert torch.equal(found.products, u.clamp_min(0) - product)
     assert torch.equal(found.bits, (u > 0).long() - bit)

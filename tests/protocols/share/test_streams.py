@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,21 +16,22 @@ from hypothesis import strategies as st
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.share.packing import expect_packed, pack_bits, unpack_bits
-from bilateral.protocols.share.streams import Stream, session_seed
+from bilateral.protocols.share.streams import SessionTerms, Stream
 
 SEED = bytes(range(32))
-PURPOSES = ("weights", "input", "linear", "comparison", "output")
+PURPOSES = ("weights", "input", "linear", "rounding", "comparison", "output")
 
 
-def keystream(seed, purpose, batch_index, num_bytes):
+def keystream(seed, purpose, batch_index, num_bytes, batch_size=0):
     """AES-128 in counter mode in one go."""
-    key = HKDFExpand(SHA256(), 16, injective("bilateral share stream v1", purpose, batch_index)).derive(seed)
+    label = injective("bilateral share stream v1", purpose, batch_index, batch_size)
+    key = HKDFExpand(SHA256(), 16, label).derive(seed)
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(num_bytes))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 32767, 32768, 32769, 70001])
 def test_words_are_the_counter_mode_of_one_key(count):
-    words = Stream(SEED, "linear", 3).words(count)
+    words = Stream(SEED, "linear", 3, 0).words(count)
     assert words.dtype == torch.int64
     assert words.numpy().tobytes() == keystream(SEED, "linear", 3, 8 * count)
 
@@ -37,7 +39,7 @@ def test_words_are_the_counter_mode_of_one_key(count):
 @given(st.lists(st.tuples(st.sampled_from(["words", "half_words", "packed_bits"]), st.integers(0, 70)), max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_every_read_goes_on_where_the_last_whole_word_ended(reads):
-    stream, position = Stream(SEED, "comparison", 0), 0
+    stream, position = Stream(SEED, "comparison", 0, 0), 0
     everything = keystream(SEED, "comparison", 0, 8192)
     for kind, count in reads:
         found = getattr(stream, kind)(count).numpy().tobytes()
@@ -48,26 +50,29 @@ def test_every_read_goes_on_where_the_last_whole_word_ended(reads):
 def test_streams_of_other_purposes_batches_and_seeds_have_nothing_in_common():
     seeds = (SEED, bytes(32))
     found = [
-        Stream(seed, purpose, index).words(4)
-        for seed, purpose, index in itertools.product(seeds, PURPOSES, (0, 1, 2, 11, 2**62))
+        Stream(seed, purpose, index, size).words(4)
+        for seed, purpose, index, size in itertools.product(seeds, PURPOSES, (0, 1, 2, 11, 2**62), (0, 1, 32))
     ]
     assert len({int(word) for words in found for word in words}) == 4 * len(found)
 
 
-def test_session_seeds_differ_by_secret_session_and_role():
+def test_session_seeds_differ_by_secret_session_role_circuit_and_style():
     secret, other = bytes(32), bytes(31) + b"\1"
+    terms = SessionTerms(b"s" * 16, "anna", "bela", "{}", "hardened")
     seeds = {
-        session_seed(secret, b"s" * 16, "anna", "bela"),
-        session_seed(secret, b"s" * 16, "bela", "anna"),
-        session_seed(secret, b"t" * 16, "anna", "bela"),
-        session_seed(other, b"s" * 16, "anna", "bela"),
-        session_seed(secret, b"s" * 16, "ann", "abela"),
+        terms.seed(secret),
+        terms.seed(other),
+        replace(terms, querier="bela", answerer="anna").seed(secret),
+        replace(terms, querier="ann", answerer="abela").seed(secret),
+        replace(terms, session_id=b"t" * 16).seed(secret),
+        replace(terms, circuit="{ }").seed(secret),
+        replace(terms, style="published").seed(secret),
     }
-    assert len(seeds) == 5
+    assert len(seeds) == 7
 
 
 def test_words_and_halves_are_uniform_in_every_bit():
-    stream = Stream(SEED, "input", 0)
+    stream = Stream(SEED, "input", 0, 0)
     for words, bits in ((stream.words(200_000), 64), (stream.half_words(200_000), 32)):
         for place in range(bits):
             ones = int(((words >> place) & 1).sum())

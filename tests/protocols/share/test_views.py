@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bilateral.protocols.share.comparison import PUBLISHED
+from bilateral.protocols.share.circuit import Circuit
+from bilateral.protocols.share.comparison import HARDENED, PUBLISHED
 from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.messages import AnswererTurn, BlindedValues, MaskedModel, SummedLogits
+from bilateral.protocols.share.messages import AnswererTurn, BlindedValues, MaskedModel, SessionNotice, SummedLogits
 from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict
-from bilateral.protocols.share.streams import Stream, session_seed
-from protocols.share.harness import QUERIER, Group, fill, queries_like
+from bilateral.protocols.share.streams import Stream
+from protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
 from protocols.share.statistics import assert_same_distribution, assert_uniform, assert_uniform_bits
 from protocols.share.views import (
     simulated_answerer,
@@ -53,7 +54,7 @@ def model():
 def secrets(model):
     """Runs with other queries and weights: usual, all zero, as large as can be."""
     usual = queries_like(SHAPE, count=BATCH)
-    zero, huge = torch.zeros_like(usual), torch.full_like(usual, 900.0)
+    zero, huge = torch.zeros_like(usual), torch.full_like(usual, 2.0 * model.circuit.largest_input)
     no_weights = with_weights(model, torch.zeros_like)
     large = with_weights(model, lambda x: torch.full_like(x, 2**10))
     return {
@@ -189,11 +190,12 @@ class Noting(PlainArithmetic):
         return super().positive_part(x, fraction_bits)
 
 
-def unmasked(group):
+def unmasked(group, style=HARDENED):
     """Blinded numbers as the querying party sees them: it knows the mask."""
-    session_id = group.received(QUERIER, BlindedValues)[0].session_id
-    secret = group.rings[QUERIER].pair_secret("anna")
-    stream = Stream(session_seed(secret, session_id, QUERIER, "anna"), "comparison", 0)
+    first = group.received(QUERIER, BlindedValues)[0]
+    circuit = Circuit.from_json(group.received(QUERIER, SessionNotice)[0].circuit, "anna")
+    seed = session_seed(group.rings[QUERIER].pair_secret("anna"), first.session_id, QUERIER, "anna", circuit, style)
+    stream = Stream(seed, "comparison", 0, len(first.values))
     views, masks = [], []
     for message in group.received(QUERIER, BlindedValues):
         mask = stream.words(*message.values.shape)
@@ -234,7 +236,7 @@ def test_signs_in_the_querying_partys_view_are_those_of_no_activation(model, run
         group = Group(seed=8, style=PUBLISHED) if style_is_published else runs["usual"]
         if style_is_published:
             group.predict(queries, answered)
-        views, _ = unmasked(group)
+        views, _ = unmasked(group, PUBLISHED if style_is_published else HARDENED)
         for u, t in zip(views, compared_numbers(answered, queries), strict=True):
             agreement = float(((u > 0) == (t >= 0)).double().mean())
             if style_is_published:

@@ -57,7 +57,7 @@ class AnsweringSession:
 
     def masked_model(self) -> MaskedModel:
         """Session: the weights under masks that the querying party knows and the server does not."""
-        masks = Stream(self._seeds.with_querier, "weights", 0, self._device)
+        masks = Stream(self._seeds.with_querier, "weights", 0, 0, self._device)
         weights = tuple((layer.weight + masks.words(*layer.weight.shape)).cpu() for layer in self._model.layers)
         return MaskedModel(self._seeds.session_id, self._model.circuit.to_json(), weights)
 
@@ -76,18 +76,19 @@ class AnsweringSession:
             expect_packed(self._sender, packed, message.batch_size * value.size)
         self._last_batch = message.batch_index
         batch = _AnsweringBatch(self._model, self._style, self._sender, self._streams(message), message)
-        inputs = Stream(self._seeds.with_querier, "input", message.batch_index, self._device)
+        inputs = Stream(self._seeds.with_querier, "input", message.batch_index, message.batch_size, self._device)
         share = inputs.words(message.batch_size, *circuit.input_shape)
         self._open[message.batch_index] = batch, walk(circuit, share, batch)
         return self._advance(message.batch_index, None)
 
     def _streams(self, opening: Carries) -> _AnsweringStreams:
-        index, device = opening.batch_index, self._device
+        of_batch = opening.batch_index, opening.batch_size, self._device
         return _AnsweringStreams(
-            linear=Stream(self._seeds.with_querier, "linear", index, device),
-            judged=Stream(self._seeds.with_querier, "comparison", index, device),
-            output=Stream(self._seeds.with_querier, "output", index, device),
-            blindings=Stream(self._seeds.with_server, "comparison", index, device),
+            linear=Stream(self._seeds.with_querier, "linear", *of_batch),
+            judged=Stream(self._seeds.with_querier, "comparison", *of_batch),
+            output=Stream(self._seeds.with_querier, "output", *of_batch),
+            rounding=Stream(self._seeds.with_server, "rounding", *of_batch),
+            blindings=Stream(self._seeds.with_server, "comparison", *of_batch),
         )
 
     def proceed(self, message: MaskedValue) -> AnswererTurn:
@@ -115,6 +116,7 @@ class _AnsweringStreams:
     linear: Stream
     judged: Stream
     output: Stream
+    rounding: Stream
     blindings: Stream
 
 
@@ -153,6 +155,7 @@ class _AnsweringBatch:
             self._masked[source] = x + message.value.to(x.device)
         y, stream = self._model.maps[index](self._masked[source]), self._streams.linear
         mask, alpha, product = stream.words(*y.shape), stream.packed_bits(y.numel()), stream.half_words(*y.shape)
+        mask -= self._streams.rounding.words(*y.shape)
         epsilon = from_bytes(self._carries[index], y.device)
         bias, shift = self._model.layers[index].bias, self._model.circuit.values[source].fraction_bits
         share, delta = truncation.finish_answering(y, mask, bias, shift, alpha, product, epsilon)

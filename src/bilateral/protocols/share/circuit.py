@@ -23,10 +23,12 @@ FRACTION_BITS: Final = 20
 """Of weights, of inputs, and of what every linear layer gives (P4 section 4)."""
 VALUE_BITS: Final = 12
 """Every compared number is below 2^12 in size: `compiler` checks it on the answering party's own samples."""
+LARGEST_INPUT: Final = 1 << (VALUE_BITS - 2)
 MAX_FRACTION_BITS: Final = 30
 """More would leave too few bits for the factor that blinds a comparison."""
 _MAX_STEPS: Final = 4096
 _MAX_VALUES: Final = 1 << 28
+_MAX_TOTAL: Final = 1 << 30
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -183,8 +185,11 @@ class Circuit:
 
     input_shape: Shape
     steps: tuple[Step, ...]
+    largest_input: int = LARGEST_INPUT
+    """No sample that the network was checked on is larger than this power of two; queries must not be much larger."""
 
     def __post_init__(self) -> None:
+        _require(1 <= self.largest_input <= LARGEST_INPUT, f"inputs are below {LARGEST_INPUT}")
         _require(0 < len(self.steps) <= _MAX_STEPS, f"a circuit has 1 to {_MAX_STEPS} steps, got {len(self.steps)}")
         _ = self.values
 
@@ -192,6 +197,7 @@ class Circuit:
     def values(self) -> tuple[Value, ...]:
         """The query, then what each step gives."""
         found = [Value(_checked_shape(self.input_shape), FRACTION_BITS)]
+        held = found[0].size
         for step in self.steps:
             _require(all(0 <= s < len(found) for s in step.sources), f"{step.kind} refers to a later value")
             _require(len(step.sources) >= 1, f"{step.kind} has no input")
@@ -204,6 +210,8 @@ class Circuit:
             _require(value.fraction_bits <= MAX_FRACTION_BITS, f"{step.kind}: average pooling adds up to too many bits")
             _require(value.divisor < 1 << 20, f"{step.kind}: average pooling divides by too much")
             found.append(value)
+            held += value.size + _work(step, found)
+            _require(held <= _MAX_TOTAL, "all values and weights together are too many")
         return tuple(found)
 
     @property
@@ -245,14 +253,16 @@ class Circuit:
 
     def to_json(self) -> str:
         steps = [{"kind": step.kind, **asdict(step)} for step in self.steps]
-        return json.dumps({"input_shape": self.input_shape, "steps": steps}, separators=(",", ":"))
+        described = {"input_shape": self.input_shape, "largest_input": self.largest_input, "steps": steps}
+        return json.dumps(described, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str, sender: str) -> Circuit:
         """The inverse of `to_json`, for text that another party wrote."""
         try:
             found = json.loads(text)
-            return cls(_ints(found["input_shape"]), tuple(_step(entry) for entry in found["steps"]))
+            steps = tuple(_step(entry) for entry in found["steps"])
+            return cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]))
         except (ValueError, TypeError, KeyError, RecursionError, ModelError) as error:
             raise MalformedMessageError(
                 f"The circuit from {sender} is not one: {error}.",

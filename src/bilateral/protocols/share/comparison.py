@@ -13,7 +13,7 @@ Since 0 < e < k, the sign of k * t + e is that of t, with zero counted as positi
 
 Guarantee (`test_querier_sees_nothing_of_the_sign`): u has the same distribution for t and for -t - 1, so the querying
 party's view says nothing of the sign, hence nothing of which neurons are active. What it still sees is a blinded
-*size*: log2 |u| = log2 |t| + log2 k, with log2 k uniform over the octaves that fit, in an order that it does not know
+*size*: log2 |u| = log2 |t| + log2 k, with log2 k spread smoothly over ten octaves, in an order that it does not know
 (ledger, line 5).
 
 `PUBLISHED` is P4's: a positive factor, no sign, no reordering. The querying party sees the sign of every activation
@@ -33,6 +33,8 @@ from bilateral.protocols.share.circuit import VALUE_BITS
 from bilateral.protocols.share.shuffling import random_orders
 from bilateral.protocols.share.streams import Stream
 
+CUBIC: Final = (744261118, 244180718, 85299982)
+"""2^f for f from 0 to 1 as 1 + a f + b f^2 + c f^3, times 2^30. a = ln 2; value and slope double from end to end."""
 FACTOR_OCTAVES: Final = 10
 """Factors span 2^10. More would blur sizes further, but a factor much smaller than the number it hides lets the number
 through: u / k has few candidates then. At 20 fraction bits factors are 2^20 to 2^30, activations around 2^20."""
@@ -48,8 +50,8 @@ class ComparisonStyle:
     """A random sign an element."""
     reorders: bool
     """A random order of the elements of a sample."""
-    is_log_uniform: bool
-    """Factors uniform over octaves; otherwise uniform."""
+    is_logarithmic: bool
+    """Factors spread smoothly over octaves; otherwise uniform."""
     random_offset: bool
     """An offset anywhere between zero and the factor; otherwise in the middle."""
 
@@ -85,7 +87,7 @@ class Blinding:
 
     @property
     def factors(self) -> Tensor:
-        return _factors(self.words, self.top, self.style.is_log_uniform)
+        return _factors(self.words, self.top, self.style.is_logarithmic)
 
     @property
     def offsets(self) -> Tensor:
@@ -162,13 +164,22 @@ def judge(masked: Tensor, mask: Tensor, product_share: Tensor, bit_share: Tensor
     return Judgement(positive * blinded - product_share, positive - bit_share)
 
 
-def _factors(words: Tensor, top: int, is_log_uniform: bool) -> Tensor:
-    """Odd numbers below 2^top: uniform from 3 on, or uniform over the top octaves."""
-    if not is_log_uniform:
+def _factors(words: Tensor, top: int, is_logarithmic: bool) -> Tensor:
+    """Odd numbers below 2^top: uniform from 3 on, or spread over the top octaves.
+
+    The logarithm of the latter is a sum of three uniform numbers, so its density has no corners: those of a uniform one
+    show in the sizes that the querying party collects, and with many equal t they tell t to a tenth of a percent.
+    """
+    if not is_logarithmic:
         return ((words & ((1 << top) - 1)) | 1).clamp_min(3)
-    octave = top - FACTOR_OCTAVES + ((((words >> 40) & 0xFFFF) * FACTOR_OCTAVES) >> 16)
-    leading = torch.ones_like(words) << octave
-    return leading | (words & (leading - 1)) | 1
+    mask = (1 << 20) - 1
+    total = (words & mask) + ((words >> 20) & mask) + ((words >> 40) & mask)
+    place = total * FACTOR_OCTAVES // 3  # octaves above the lowest, 20 bits of them behind the point
+    part = place & mask
+    power = CUBIC[1] + ((CUBIC[2] * part) >> 20)
+    power = CUBIC[0] + ((power * part) >> 20)
+    mantissa = (1 << 30) + ((power * part) >> 20)
+    return (mantissa >> (30 - (top - FACTOR_OCTAVES) - (place >> 20))) | 1
 
 
 def _offsets(words: Tensor, factors: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ has no rule is refused by name.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from bilateral.errors import ModelError, NumericalRangeError, UnsupportedLayerEr
 from bilateral.protocols.share import ring
 from bilateral.protocols.share.circuit import (
     FRACTION_BITS,
+    LARGEST_INPUT,
     VALUE_BITS,
     Add,
     AvgPool,
@@ -35,7 +37,7 @@ from bilateral.protocols.share.circuit import (
     Reshape,
     Step,
 )
-from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict
+from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict_in_batches
 
 SUPPORTED: Final = (
     "Supported: Linear, Conv2d, BatchNorm, ReLU, max and average pooling, flatten and reshape, residual sums, "
@@ -57,8 +59,10 @@ def compile_model(model: nn.Module, samples: Tensor) -> FixedPointModel:
     if not len(samples):
         raise ModelError(f"{type(model).__name__} has no samples to be checked on.", remedy="Give one or more.")
     compiled = _Compiler(model, tuple(samples.shape[1:])).run()
+    largest_input = min(LARGEST_INPUT, 2 ** math.ceil(math.log2(max(1.0, float(samples.abs().max())))))
+    compiled = FixedPointModel(replace(compiled.circuit, largest_input=largest_input), compiled.layers)
     arithmetic = PlainArithmetic(compiled)
-    found = predict(compiled, samples, arithmetic)
+    found = predict_in_batches(compiled, samples, arithmetic=arithmetic)
     where, largest = max(arithmetic.largest.items(), key=lambda item: item[1], default=("", 0.0))
     if largest * _HEADROOM >= 2**VALUE_BITS:
         raise NumericalRangeError(

@@ -7,6 +7,7 @@ counted, by phase and party.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from bilateral.protocols.share.messages import PHASES, Phase, phase_of
 
 _T = TypeVar("_T")
 SERVER: Final = "server"
+_TICKETS: Final = itertools.count()
+"""Never the same twice, so that no reply is taken for another."""
 
 
 class Transport(Protocol):
@@ -29,6 +32,10 @@ class Transport(Protocol):
 
     def next_reply(self) -> tuple[int, Message]:
         """Wait for any reply: its ticket, and what was said."""
+        ...
+
+    def forget(self) -> None:
+        """A run has failed: do not deliver what still waits. Replies that come all the same are ignored."""
         ...
 
 
@@ -45,6 +52,9 @@ class LocalTransport:
     def next_reply(self) -> tuple[int, Message]:
         ticket, party, message = self._waiting.popleft()
         return ticket, self.handlers[party](message)
+
+    def forget(self) -> None:
+        self._waiting.clear()
 
 
 @dataclass
@@ -69,31 +79,44 @@ class Traffic:
 
 def run_together(programs: Sequence[Program[_T]], transport: Transport, traffic: Traffic) -> list[_T]:
     """Run all programs to their ends; return their results in order."""
-    results: list[Any] = [None] * len(programs)
-    rounds: list[Counter[Phase]] = [Counter() for _ in programs]
-    waits_for: dict[int, tuple[str, Phase]] = {}
+    together = _Together(programs, transport, traffic)
+    try:
+        return together.run()
+    except BaseException:
+        transport.forget()
+        raise
 
-    def advance(position: int, reply: Message | None) -> None:
+
+class _Together:
+    def __init__(self, programs: Sequence[Program[Any]], transport: Transport, traffic: Traffic) -> None:
+        self._programs, self._transport, self._traffic = programs, transport, traffic
+        self._results: list[Any] = [None] * len(programs)
+        self._rounds: list[Counter[Phase]] = [Counter() for _ in programs]
+        self._waits_for: dict[int, tuple[int, str, Phase]] = {}
+
+    def run(self) -> list[Any]:
+        for position in range(len(self._programs)):
+            self._advance(position, None)
+        while self._waits_for:
+            ticket, reply = self._transport.next_reply()
+            if ticket in self._waits_for:  # another is of a run that failed
+                position, party, phase = self._waits_for.pop(ticket)
+                self._traffic.record(phase, party, SERVER, reply)
+                self._advance(position, reply)
+        for phase in PHASES:
+            self._traffic.rounds[phase] += max((counted[phase] for counted in self._rounds), default=0)
+        return self._results
+
+    def _advance(self, position: int, reply: Message | None) -> None:
         try:
-            party, message, meanwhile = programs[position].send(reply)  # type: ignore[arg-type]
+            party, message, meanwhile = self._programs[position].send(reply)  # type: ignore[arg-type]
         except StopIteration as end:
-            results[position] = end.value
+            self._results[position] = end.value
             return
-        phase = phase_of(message)
-        traffic.record(phase, SERVER, party, message)
-        rounds[position][phase] += 1
-        waits_for[position] = party, phase
-        transport.submit(position, party, message)
+        phase, ticket = phase_of(message), next(_TICKETS)
+        self._traffic.record(phase, SERVER, party, message)
+        self._rounds[position][phase] += 1
+        self._waits_for[ticket] = position, party, phase
+        self._transport.submit(ticket, party, message)
         if meanwhile is not None:
             meanwhile()
-
-    for position in range(len(programs)):
-        advance(position, None)
-    while waits_for:
-        position, reply = transport.next_reply()
-        party, phase = waits_for.pop(position)
-        traffic.record(phase, party, SERVER, reply)
-        advance(position, reply)
-    for phase in PHASES:
-        traffic.rounds[phase] += max((counted[phase] for counted in rounds), default=0)
-    return results

@@ -21,15 +21,20 @@ Packed = npt.NDArray[np.uint8]
 Orders = npt.NDArray[np.int64]
 U: Final = np.uint64
 ONE: Final = np.uint64(1)
+LOW20: Final = np.uint64((1 << 20) - 1)
+LINEAR, SQUARE, CUBE = np.uint64(744261118), np.uint64(244180718), np.uint64(85299982)
 OCTAVES: Final = np.uint64(10)
-"""`comparison.FACTOR_OCTAVES`; numba's cache looks at this file only, so the number stands here again."""
+"""As in `comparison`; numba's cache looks at this file only, so the numbers stand here again."""
 
 
 @inlined
 def factor_of(word: Any, top: Any) -> Any:
-    octave = top - OCTAVES + ((((word >> U(40)) & U(0xFFFF)) * OCTAVES) >> U(16))
-    leading = ONE << octave
-    return leading | (word & (leading - ONE)) | ONE
+    total = (word & LOW20) + ((word >> U(20)) & LOW20) + ((word >> U(40)) & LOW20)
+    place = total * OCTAVES // U(3)
+    part = place & LOW20
+    power = LINEAR + ((SQUARE + ((CUBE * part) >> U(20))) * part >> U(20))
+    mantissa = (ONE << U(30)) + ((power * part) >> U(20))
+    return (mantissa >> (U(30) - (top - OCTAVES) - (place >> U(20)))) | ONE
 
 
 @inlined

@@ -10,15 +10,15 @@ _ASSUMPTION = "all three parties follow the protocol, no two of them collude, an
 
 def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarantee:
     """Of queries that `num_answerers` clients answer."""
-    single = "each answerer's logits; it learns their sum" if num_answerers > 1 else "nothing of the logits"
     claims = [
         Claim("queries, weights, activations and logits", "server", _ASSUMPTION),
         Claim("queries, activations and logits", "answering clients", _ASSUMPTION),
-        Claim("weights, where activations are and their signs", "querying client", _ASSUMPTION),
-        Claim(single, "querying client", _ASSUMPTION),
+        Claim("signs of activations and where they are", "querying client", _ASSUMPTION),
     ]
+    if num_answerers > 1:
+        claims.append(Claim("each answerer's logits; it learns their sum", "querying client", _ASSUMPTION))
     leaks = [
-        Leak("the architecture of every network, and who asks whom how often", "server, querying client", 13),
+        Leak("the architecture of every network, and who asks whom how often", "all three", 13),
         Leak(
             "the sum of the logits: many queries copy a network, sums over different answerers differ by one",
             "querying client",
@@ -26,7 +26,14 @@ def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarante
         ),
     ]
     if style is HARDENED:
-        leaks.insert(0, Leak("blinded sizes of compared numbers, in random order", "querying client", 5))
+        leaks.insert(
+            0,
+            Leak(
+                "sizes of compared numbers, blurred and in random order; many chosen queries sharpen them",
+                "querying client",
+                5,
+            ),
+        )
         return Guarantee("secret-shared prediction", tuple(claims), tuple(leaks))
     leaks.insert(0, Leak("the sign and the blinded size of every activation, in its place", "querying client", 5))
-    return Guarantee("secret-shared prediction, as published", (*claims[:2], claims[3]), tuple(leaks))
+    return Guarantee("secret-shared prediction, as published", (*claims[:2], *claims[3:]), tuple(leaks))

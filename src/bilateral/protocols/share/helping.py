@@ -41,7 +41,7 @@ from bilateral.protocols.share.messages import (
 from bilateral.protocols.share.packing import expect_packed, from_bytes, to_bytes
 from bilateral.protocols.share.plaintext import linear_map
 from bilateral.protocols.share.ring import LinearMap
-from bilateral.protocols.share.streams import Stream
+from bilateral.protocols.share.streams import SessionTerms, Stream
 from bilateral.protocols.share.walk import Walk, walk
 
 _T = TypeVar("_T")
@@ -61,8 +61,9 @@ Program = Generator[Request, Message, _T]
 
 
 @dataclass(frozen=True, repr=False)
-class HelpingSeeds:
-    session_id: bytes
+class HelpingSecrets:
+    """What the server has in common with each client: pair secrets, or the seeds of a session made of them."""
+
     with_querier: bytes
     with_answerer: bytes
 
@@ -72,16 +73,18 @@ class HelpingSession:
 
     def __init__(
         self,
-        seeds: HelpingSeeds,
+        secrets: HelpingSecrets,
+        session_id: bytes,
         querier: str,
         answerer: str,
         style: ComparisonStyle,
         device: torch.device | None = None,
     ) -> None:
         self.querier, self.answerer = querier, answerer
-        self.session_id = seeds.session_id
-        self._seeds, self._style, self._device = seeds, style, device
+        self.session_id = session_id
+        self._secrets, self._style, self._device = secrets, style, device
         self._circuit: Circuit | None = None
+        self._seeds: HelpingSecrets | None = None
         self._weights: tuple[Tensor, ...] = ()
         self._maps: list[LinearMap] = []
         self._num_batches = 0
@@ -90,6 +93,11 @@ class HelpingSession:
     def circuit(self) -> Circuit:
         assert self._circuit is not None, "the session is not open"
         return self._circuit
+
+    @property
+    def seeds(self) -> HelpingSecrets:
+        assert self._seeds is not None, "the session is not open"
+        return self._seeds
 
     def open(self) -> Program[Circuit]:
         """Session: fetch the masked weights, tell the querying party the circuit."""
@@ -100,6 +108,8 @@ class HelpingSession:
             shape = step.weight_shape(circuit.values[step.sources[0]])
             expect_tensor(self.answerer, "weights", weight, shape, torch.int64)
         self._circuit, self._weights = circuit, reply.weights
+        terms = SessionTerms(self.session_id, self.querier, self.answerer, reply.circuit, self._style.name)
+        self._seeds = HelpingSecrets(terms.seed(self._secrets.with_querier), terms.seed(self._secrets.with_answerer))
         notice = SessionNotice(self.session_id, self.answerer, reply.circuit)
         expect(Acknowledged, (yield Request(self.querier, notice, self._prepare_maps)), self)
         return circuit
@@ -170,12 +180,14 @@ class HelpingBatch:
 
     def __post_init__(self) -> None:
         session = self.session
-        self._blindings = Stream(session._seeds.with_answerer, "comparison", self.index, session._device)
+        of_batch = self.index, self.size, session._device
+        self._blindings = Stream(session.seeds.with_answerer, "comparison", *of_batch)
+        self._rounding = Stream(session.seeds.with_answerer, "rounding", *of_batch)
 
     def multiply(self) -> None:
         """Masked weights times input masks: the longest work, done while the querying party does as much."""
         session, circuit = self.session, self.session.circuit
-        stream = Stream(session._seeds.with_querier, "linear", self.index, session._device)
+        stream = Stream(session.seeds.with_querier, "linear", self.index, self.size, session._device)
         for step, apply in zip(circuit.linear_steps, session._maps, strict=True):
             (source,) = step.sources
             if source not in self._input_masks:
@@ -193,7 +205,9 @@ class HelpingBatch:
             shape, device = tuple(layer.share.shape), layer.share.device
             expect_tensor(session.querier, "products", product, shape, torch.int64)
             expect_tensor(session.querier, "carries", carries, shape, torch.int32)
-            layer.share, layer.epsilon = truncation.start_helping(layer.share, product.to(device), layer.beta)
+            # Shared anew: else the querying party could tell from its own masks how this share was rounded.
+            dealt_anew = self._rounding.words(*shape) + product.to(device)
+            layer.share, layer.epsilon = truncation.start_helping(layer.share, dealt_anew, layer.beta)
             layer.product = carries.to(device)
             packed.append(to_bytes(layer.epsilon))
         return tuple(packed)

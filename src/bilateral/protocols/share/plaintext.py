@@ -108,8 +108,10 @@ def _finish(steps: Generator[Any, Any, Tensor]) -> Tensor:
     raise RuntimeError("a walk in the clear waits for nobody")
 
 
-def predict_in_batches(model: FixedPointModel, queries: Tensor, batch_size: int = 256) -> Tensor:
+def predict_in_batches(
+    model: FixedPointModel, queries: Tensor, batch_size: int = 64, *, arithmetic: PlainArithmetic | None = None
+) -> Tensor:
     """`predict`, for many queries."""
-    arithmetic = PlainArithmetic(model)
+    arithmetic = arithmetic or PlainArithmetic(model)
     parts = [queries[start : start + batch_size] for start in range(0, len(queries), batch_size)]
     return torch.cat([predict(model, part, arithmetic) for part in parts])

@@ -1,8 +1,8 @@
 """Secret-shared prediction, whole: the two clients' and the server's objects.
 
 `PredictionClient` is a client in both of its roles, and answers the server's messages one by one. `PredictionServer`
-drives: it opens sessions, prepares batches and sums the logits of several answering parties, over whatever transport
-`ask` is.
+drives: it opens sessions, prepares batches and sums the logits of several answering parties, over any
+`Transport`.
 
 Guarantee, against parties that are curious, follow the protocol and do not collude (docs/leakage-ledger.md, line 5,
 has what is left): the server learns sizes and circuits; an answering party learns that it was asked, and how often;
@@ -18,15 +18,15 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
+from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share import ring
 from bilateral.protocols.share.answering import AnsweringSeeds, AnsweringSession
-from bilateral.protocols.share.circuit import VALUE_BITS, Circuit
+from bilateral.protocols.share.circuit import Circuit
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.conversation import SERVER, Traffic, Transport, run_together
-from bilateral.protocols.share.helping import HelpingBatch, HelpingSeeds, HelpingSession, Program, Request
+from bilateral.protocols.share.helping import HelpingBatch, HelpingSecrets, HelpingSession, Program, Request
 from bilateral.protocols.share.messages import (
     Acknowledged,
     BatchRequest,
@@ -43,12 +43,10 @@ from bilateral.protocols.share.messages import (
 )
 from bilateral.protocols.share.plaintext import FixedPointModel
 from bilateral.protocols.share.querying import QueryingSeeds, QueryingSession
-from bilateral.protocols.share.streams import session_seed
+from bilateral.protocols.share.streams import SessionTerms
 from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16
-_LARGEST_QUERY: Final = 2**VALUE_BITS // 4
-"""The bound that a network's own samples are held to."""
 _VALUES_OF_A_BATCH: Final = 1 << 17
 _VALUES_AT_ONCE: Final = 1 << 25
 """Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
@@ -78,17 +76,7 @@ class PredictionClient:
         self._answering.clear()
 
     def ask(self, queries: Tensor) -> None:
-        """The queries (floats, batch first) to be asked next.
-
-        They must be no larger than what networks were checked on: further out a network's numbers may leave the range
-        of comparisons, and the answer would be noise.
-        """
-        largest = float(queries.abs().max()) if queries.numel() else 0.0
-        if not largest < _LARGEST_QUERY:
-            raise NumericalRangeError(
-                f"Expected queries below {_LARGEST_QUERY} in size, got {largest:.3g}.",
-                remedy="Normalise them as the answering networks' training data were.",
-            )
+        """The queries (floats, batch first) to be asked next."""
         self._queries = queries
         self._answers.clear()
         for session in self._querying.values():
@@ -115,7 +103,7 @@ class PredictionClient:
             case MaskedValue():
                 reply = _of(self._answering, message.session_id).proceed(message)
             case BatchRequest():
-                reply = _of(self._querying, message.session_id).deal(message, len(self._asked()))
+                reply = _of(self._querying, message.session_id).deal(message, self._asked())
             case QueryRequest():
                 reply = _of(self._querying, message.session_id).share_queries(message, self._asked())
             case BlindedValues():
@@ -132,10 +120,12 @@ class PredictionClient:
         if self._model is None:
             raise ProtocolError(f"{self.name} has no network to answer with.", remedy="Train before others ask.")
         self._claim(message.session_id, message.querier)
+        circuit = self._model.circuit.to_json()
+        terms = SessionTerms(message.session_id, message.querier, self.name, circuit, self._style.name)
         seeds = AnsweringSeeds(
             message.session_id,
-            self._seed(message.querier, message.session_id, message.querier, self.name),
-            self._seed(SERVER, message.session_id, message.querier, self.name),
+            terms.seed(self._keys.pair_secret(message.querier)),
+            terms.seed(self._keys.pair_secret(SERVER)),
         )
         session = AnsweringSession(seeds, self._model, self._style, SERVER, self._device)
         self._answering[message.session_id] = session
@@ -144,10 +134,11 @@ class PredictionClient:
     def _open_querying(self, message: SessionNotice) -> Message:
         circuit = Circuit.from_json(message.circuit, message.answerer)
         self._claim(message.session_id, message.answerer)
+        terms = SessionTerms(message.session_id, self.name, message.answerer, message.circuit, self._style.name)
         seeds = QueryingSeeds(
             message.session_id,
-            self._seed(message.answerer, message.session_id, self.name, message.answerer),
-            self._seed(SERVER, message.session_id, self.name, message.answerer),
+            terms.seed(self._keys.pair_secret(message.answerer)),
+            terms.seed(self._keys.pair_secret(SERVER)),
         )
         self._querying[message.session_id] = QueryingSession(seeds, circuit, SERVER, self._device)
         return Acknowledged(message.session_id)
@@ -159,9 +150,6 @@ class PredictionClient:
         if len(session_id) != SESSION_ID_BYTES or session_id in self._seen:
             raise ProtocolError(f"{SERVER} opened a session whose name is not a new one.")
         self._seen.add(session_id)
-
-    def _seed(self, other: str, session_id: bytes, querier: str, answerer: str) -> bytes:
-        return session_seed(self._keys.pair_secret(other), session_id, querier, answerer)
 
     def _asked(self) -> Tensor:
         if self._queries is None:
@@ -234,12 +222,8 @@ class PredictionServer:
     def _session(self, querier: str, answerer: str) -> HelpingSession:
         self._num_sessions += 1
         session_id = self._randomness.child("session", self._num_sessions).random_bytes(SESSION_ID_BYTES)
-        seeds = HelpingSeeds(
-            session_id,
-            session_seed(self._keys.pair_secret(querier), session_id, querier, answerer),
-            session_seed(self._keys.pair_secret(answerer), session_id, querier, answerer),
-        )
-        return HelpingSession(seeds, querier, answerer, self._style, self._device)
+        secrets = HelpingSecrets(self._keys.pair_secret(querier), self._keys.pair_secret(answerer))
+        return HelpingSession(secrets, session_id, querier, answerer, self._style, self._device)
 
     def predict(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
         """The querying party's next queries: it gets the sum of all answering parties' logits for each of them."""

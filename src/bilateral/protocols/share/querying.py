@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.protocols.share import ring, truncation
 from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit
 from bilateral.protocols.share.comparison import judge
@@ -27,6 +27,9 @@ from bilateral.protocols.share.messages import (
 )
 from bilateral.protocols.share.plaintext import linear_map
 from bilateral.protocols.share.streams import Stream
+
+QUERY_HEADROOM = 2
+"""As far beyond a network's own samples as a query may go; its own numbers have four times of room."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +57,7 @@ class QueryingSession:
     def __init__(self, seeds: QueryingSeeds, circuit: Circuit, sender: str, device: torch.device | None = None) -> None:
         self.circuit = circuit
         self._seeds, self._sender, self._device = seeds, sender, device
-        masks = Stream(seeds.with_answerer, "weights", 0, device)
+        masks = Stream(seeds.with_answerer, "weights", 0, 0, device)
         self._maps = [
             linear_map(step, masks.words(*step.weight_shape(circuit.values[step.sources[0]])))
             for step in circuit.linear_steps
@@ -68,7 +71,7 @@ class QueryingSession:
         self._next_query = 0
         self._open.clear()  # a batch that failed must not go on with other queries
 
-    def deal(self, message: BatchRequest, num_queries: int) -> Correlations:
+    def deal(self, message: BatchRequest, queries: Tensor) -> Correlations:
         """Offline: b for every linear layer's input, and the server's share of (mask of the weights) times b."""
         index, size = message.batch_index, message.batch_size
         if index <= self._last_batch:
@@ -76,15 +79,16 @@ class QueryingSession:
                 f"{self._sender} asked for batch {index} of a session after batch {self._last_batch}.",
                 remedy="Masks are used once: every batch needs a new index.",
             )
-        if size < 1 or self._next_query + size > num_queries:
+        if size < 1 or self._next_query + size > len(queries):
             raise ProtocolError(f"{self._sender} began a batch of {size}, but not so many queries are left to ask.")
-        own = Stream(self._seeds.with_answerer, "linear", index, self._device)
-        servers = Stream(self._seeds.with_server, "linear", index, self._device)
+        self._check_range(queries)
+        own = Stream(self._seeds.with_answerer, "linear", index, size, self._device)
+        servers = Stream(self._seeds.with_server, "linear", index, size, self._device)
         self._last_batch = index
         self._open[index] = _QueryingBatch(
             slice(self._next_query, self._next_query + size),
             size,
-            Stream(self._seeds.with_answerer, "comparison", index, self._device),
+            Stream(self._seeds.with_answerer, "comparison", index, size, self._device),
             deque(self.circuit.comparison_sizes),
         )
         self._next_query += size
@@ -102,12 +106,22 @@ class QueryingSession:
             carries.append(truncation.deal(alpha, beta, share).cpu())
         return Correlations(self._seeds.session_id, index, tuple(products), tuple(carries))
 
+    def _check_range(self, queries: Tensor) -> None:
+        """Far beyond what a network was checked on, its numbers may leave the range of comparisons: noise."""
+        largest, allowed = float(queries.abs().max()), QUERY_HEADROOM * self.circuit.largest_input
+        if not largest <= allowed:
+            raise NumericalRangeError(
+                f"Expected queries up to {allowed} in size (the answering network saw up to "
+                f"{self.circuit.largest_input}), got {largest:.3g}.",
+                remedy="Normalise them as the answering networks' training data were.",
+            )
+
     def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
         """Online: the server's share of the batch's queries; the answering party's comes from the seed."""
         batch = self._batch(message.batch_index)
         if batch.is_shared:
             raise ProtocolError(f"{self._sender} asked twice for the queries of batch {message.batch_index}.")
-        mask = Stream(self._seeds.with_answerer, "input", message.batch_index, self._device)
+        mask = Stream(self._seeds.with_answerer, "input", message.batch_index, batch.size, self._device)
         encoded = ring.encode(queries[batch.queries], FRACTION_BITS).to(mask.device)
         share = encoded - mask.words(*encoded.shape)
         batch.is_shared = True
@@ -129,7 +143,7 @@ class QueryingSession:
         """Which queries a batch had, and what the answering party's outputs for them are masked with."""
         batch = self._batch(batch_index)
         del self._open[batch_index]
-        mask = Stream(self._seeds.with_answerer, "output", batch_index, self._device)
+        mask = Stream(self._seeds.with_answerer, "output", batch_index, batch.size, self._device)
         return batch.queries, mask.words(batch.size, *self.circuit.output.shape)
 
     def _batch(self, batch_index: int) -> _QueryingBatch:

@@ -11,6 +11,7 @@ because a mask that hides two values hides neither.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from bilateral.protocols.mask.injective import injective
 
-Purpose = Literal["weights", "input", "linear", "comparison", "output"]
+Purpose = Literal["weights", "input", "linear", "rounding", "comparison", "output"]
 SEED_BYTES: Final = 32
 _KEY_BYTES: Final = 16
 _BLOCK_BYTES: Final = 16
@@ -30,17 +31,35 @@ _CHUNK_BYTES: Final = 1 << 18
 _ZEROS: Final = memoryview(bytes(_CHUNK_BYTES))
 
 
-def session_seed(pair_secret: bytes, session_id: bytes, querier: str, answerer: str) -> bytes:
-    """The seed of one pair in one session."""
-    label = injective("bilateral share session v1", session_id, querier, answerer)
-    return HKDFExpand(SHA256(), SEED_BYTES, label).derive(pair_secret)
+@dataclass(frozen=True)
+class SessionTerms:
+    """What the three parties of a session must agree on. Who was told something else has other masks, and gets noise.
+
+    A server that showed the querying party another circuit could otherwise make it read its streams at other places
+    than the answering party does, and see masks of one in the messages of the other.
+    """
+
+    session_id: bytes
+    querier: str
+    answerer: str
+    circuit: str
+    style: str
+
+    def seed(self, pair_secret: bytes) -> bytes:
+        """The seed of one pair in this session."""
+        label = injective(
+            "bilateral share session v1", self.session_id, self.querier, self.answerer, self.circuit, self.style
+        )
+        return HKDFExpand(SHA256(), SEED_BYTES, label).derive(pair_secret)
 
 
 class Stream:
     """Uniform ring elements, one after the other."""
 
-    def __init__(self, seed: bytes, purpose: Purpose, batch_index: int, device: torch.device | None = None) -> None:
-        label = injective("bilateral share stream v1", purpose, batch_index)
+    def __init__(
+        self, seed: bytes, purpose: Purpose, batch_index: int, batch_size: int, device: torch.device | None = None
+    ) -> None:
+        label = injective("bilateral share stream v1", purpose, batch_index, batch_size)
         key = HKDFExpand(SHA256(), _KEY_BYTES, label).derive(seed)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
         self.device = device or torch.device("cpu")
