@@ -179,6 +179,9 @@ class Switchboard:
                 if (frame := connection.read_some()) is not None:
                     return self._tickets[connection.party].popleft(), connection.decode(frame)
 
+    def forget(self) -> None:
+        """What was sent cannot be called back; the replies are read and ignored."""
+
     def _ready(self, connections: Sequence[Connection]) -> list[Connection]:
         """Those that can be written to (if there is something to write) or read from; waits for one."""
         started = time.perf_counter()

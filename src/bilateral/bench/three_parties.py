@@ -120,6 +120,9 @@ class MeteredTransport:
     def next_reply(self) -> tuple[int, Message]:
         return self._switchboard.next_reply()
 
+    def forget(self) -> None:
+        """Nothing to do: a run that fails here ends the benchmark, and replies of another run are ignored."""
+
     def _charge(self) -> None:
         """All that was spent since the last reading, to the phase that ends here."""
         before, now, cost = self._last, self._read(), self._costs[self._phase]

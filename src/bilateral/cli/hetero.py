@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
+from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import (
     Clients,
     DataDir,
@@ -23,11 +26,14 @@ from bilateral.cli.options import (
     check_writable,
     parse_setting,
 )
+from bilateral.cli.run import IN_PROCESS
 from bilateral.engine.hetero import run_hetero
 from bilateral.engine.hetero_directory import HeteroDirectory
 from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
 from bilateral.engine.hetero_result import AVERAGE, HeteroProgress, HeteroResult
 from bilateral.errors import PlanError
+
+FLARE_ENGINES = ("flare-sim", "flare-poc")
 
 
 def hetero_command(
@@ -64,6 +70,9 @@ def hetero_command(
     write_plan: Annotated[
         Path | None, typer.Option(help="Write the plan to a file and stop.", show_default=False)
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="in-process; flare-sim or flare-poc: sites and server as processes, secure answers.")
+    ] = IN_PROCESS,
     data_dir: DataDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -88,6 +97,8 @@ def hetero_command(
       bilateral hetero plan.toml --output out
 
       bilateral hetero --resume out
+
+      bilateral hetero --engine flare-sim --clients 3 --output out
     """
     named = {
         "data.name": data,
@@ -118,7 +129,7 @@ def hetero_command(
         ProgressBar(f"{chosen.data.name}, {chosen.clients.number} clients, %", quiet=quiet) as bar,
         interruptible("Stopping after this client's stage; once more to stop at once.") as interrupted,
     ):
-        result = run_hetero(
+        result = _runner(engine)(
             chosen,
             output=output,
             data_dir=data_dir,
@@ -133,12 +144,22 @@ def hetero_command(
     if not result.finished:
         again = ["bilateral", "hetero", "--resume", str(result.output)]
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
+        again += ["--engine", engine] if engine != IN_PROCESS else []
         err.print(
             f"Stopped after {result.stages_done} of {result.num_stages} stages. "
             f"Go on with: {escape(shlex.join(again))}",
             soft_wrap=True,
         )
         raise typer.Exit(130)
+
+
+def _runner(engine: str) -> Callable[..., HeteroResult]:
+    if engine == IN_PROCESS:
+        return run_hetero
+    if engine not in FLARE_ENGINES:
+        raise PlanError(f"There is no engine {engine!r}.", remedy=f"Choose {', '.join((IN_PROCESS, *FLARE_ENGINES))}.")
+    run: Callable[..., HeteroResult] = import_flare("hetero_launch").run_hetero_on_flare
+    return partial(run, engine=engine)
 
 
 def _architectures(text: str) -> list[dict[str, Any]]:

@@ -51,6 +51,8 @@ JOB_CLASSES = (
     "nvflare.collab.runtime.executor.CollabExecutor",
     "bilateral.engine.flare.coordinator.Coordinator",
     "bilateral.engine.flare.site.Site",
+    "bilateral.engine.flare.hetero_coordinator.HeteroCoordinator",
+    "bilateral.engine.flare.hetero_site.HeteroSite",
 )
 HEARTBEAT_SECONDS = 4
 """A parent process tells the server this often that it is there, and which jobs it runs."""

@@ -128,14 +128,14 @@ class _LocalRun:
     should_stop: Callable[[], bool]
 
     def simulate(self) -> None:
-        with self._workspace() as workspace:
+        with local_workspace(self.on_note) as workspace:
             self.on_note(f"starting FLARE's simulator with {len(self.sites)} sites")
             process = start_simulator(
                 self.plan,
                 self.directory.path,
                 self.sites,
                 workspace,
-                self._environment(),
+                local_environment(),
                 reference=self.reference,
                 data_dir=self.data_dir,
             )
@@ -157,7 +157,7 @@ class _LocalRun:
                 )
 
     def deploy(self) -> None:
-        with self._workspace() as workspace:
+        with local_workspace(self.on_note) as workspace:
             self.on_note(f"provisioning a server and {len(self.sites)} sites on this machine")
             deployment = Deployment("poc", "localhost", self.sites, fed_learn_port=free_ports(1)[0])
             kits = provision(deployment, workspace / "kits")
@@ -172,7 +172,7 @@ class _LocalRun:
             )
             recipe.export(str(workspace / "job"))
             reader = RunReader(self.directory.path)
-            with LocalProcesses(kits, self._environment()) as processes, Admin(kits.admin) as admin:
+            with LocalProcesses(kits, local_environment()) as processes, Admin(kits.admin) as admin:
                 processes.start_server()
                 processes.start_sites()
                 supervisor = Supervisor(
@@ -225,23 +225,26 @@ class _LocalRun:
         except CheckpointError as error:
             return str(error)
 
-    def _environment(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": "1", **ENVIRONMENT, **os.environ, SIMULATION: "1"}
 
-    @contextmanager
-    def _workspace(self) -> Iterator[Path]:
-        """A temporary directory for kits and logs; it stays only if the run failed."""
-        workspace = Path(tempfile.mkdtemp(prefix="bilateral-flare-"))
-        try:
-            yield workspace
-        except BilateralError:
-            self.on_note(f"The logs of all parties are kept in {workspace}")
-            raise
-        except BaseException:
-            shutil.rmtree(workspace, ignore_errors=True)
-            raise
-        else:
-            shutil.rmtree(workspace, ignore_errors=True)
+def local_environment() -> dict[str, str]:
+    """Of all processes of a simulated run."""
+    return {"OMP_NUM_THREADS": "1", **ENVIRONMENT, **os.environ, SIMULATION: "1"}
+
+
+@contextmanager
+def local_workspace(on_note: Callable[[str], None]) -> Iterator[Path]:
+    """A temporary directory for kits and logs; it stays only if the run failed."""
+    workspace = Path(tempfile.mkdtemp(prefix="bilateral-flare-"))
+    try:
+        yield workspace
+    except BilateralError:
+        on_note(f"The logs of all parties are kept in {workspace}")
+        raise
+    except BaseException:
+        shutil.rmtree(workspace, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _end_with_children(pid: int) -> None:

@@ -54,9 +54,16 @@ def start_simulator(
         str(data_dir.resolve()) if data_dir else "",
         str(workspace),
     )
+    return start_module(module, asdict(job), workspace, environment)
+
+
+def start_module(
+    module: str, job: Mapping[str, Any], workspace: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Run a module with a job's description as its argument; what it prints goes to `simulator.log`."""
     workspace.mkdir(parents=True, exist_ok=True)
     file = workspace / "job.json"
-    file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    file.write_text(json.dumps(job), encoding="utf-8")
     with (workspace / "simulator.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(file)],
@@ -71,13 +78,9 @@ def start_simulator(
 
 def main(file: Path, classes: Sequence[str] = (), **ends: Any) -> None:
     """Run a simulated job to its end. `classes`: what it may build besides ours; `ends`: see `make_recipe`."""
-    from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
-
-    from bilateral.engine.flare.recipe import make_recipe  # noqa: PLC0415
+    from bilateral.engine.flare.recipe import make_recipe  # noqa: PLC0415 (slow to import, and only here)
 
     job = SimulatedJob(**json.loads(file.read_text(encoding="utf-8")))
-    workspace = Path(job.workspace)
-    _allow_only(workspace / JOB_NAME, (*JOB_CLASSES, *classes))
     recipe = make_recipe(
         plan_of_job(job.plan),
         job.output,
@@ -88,9 +91,15 @@ def main(file: Path, classes: Sequence[str] = (), **ends: Any) -> None:
         name=JOB_NAME,
         **ends,
     )
-    recipe.run(
-        SimEnv(clients=list(job.sites), num_threads=len(job.sites), workspace_root=str(workspace), log_config="WARNING")
-    )
+    simulate(recipe, job.sites, Path(job.workspace), classes)
+
+
+def simulate(recipe: Any, sites: Sequence[str], workspace: Path, classes: Sequence[str] = ()) -> None:
+    """Run a recipe named `JOB_NAME` to its end, with a process a site."""
+    from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
+
+    _allow_only(workspace / JOB_NAME, (*JOB_CLASSES, *classes))
+    recipe.run(SimEnv(clients=list(sites), num_threads=len(sites), workspace_root=str(workspace), log_config="WARNING"))
 
 
 def _allow_only(workspace: Path, classes: Sequence[str]) -> None:

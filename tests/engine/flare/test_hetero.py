@@ -1,0 +1,149 @@
+"""Heterogeneous runs on FLARE: server and sites as processes, and the same networks as in one process."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tests.engine.remote.hetero_harness import PLAN
+from tests.engine.remote.test_hetero_conductor import SHORT, comparable, networks
+
+from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.events import read_events
+from bilateral.engine.flare.hetero_launch import run_hetero_on_flare
+from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
+from bilateral.engine.flare.kit_builder import JOB_CLASSES
+from bilateral.engine.flare.surroundings import SIMULATION
+from bilateral.engine.hetero import run_hetero
+from bilateral.errors import CheckpointError, ModelError, PlanError, SitesMissingError
+
+SLOW = PLAN.with_settings({"training.epochs": 3000})
+"""Training takes so long that a test can kill a site in it."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def expected_networks(path):
+    tensors = load_checkpoint(path / "checkpoint.safetensors").tensors
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("model/")}
+
+
+def children_of(site):
+    """Our own children that run as a site."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(argument == f"uid={site}" or Path(argument).name == site for argument in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_the_simulator_ends_with_the_networks_of_the_in_process_run_bit_for_bit(tmp_path):
+    seen = []
+    there = run_hetero_on_flare(PLAN, "flare-sim", output=tmp_path / "there", on_progress=seen.append)
+    here = run_hetero(PLAN, output=tmp_path / "here")
+    assert there.finished
+    assert comparable(there) == comparable(here)
+    ours, expected = networks(tmp_path / "there"), expected_networks(tmp_path / "here")
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    assert seen[-1].stage is None
+    files = {file.name for file in (tmp_path / "there").iterdir() if not file.name.startswith(".")}
+    assert files == {"plan.toml", "events.jsonl", "checkpoint.safetensors", "result.json", "sites"}
+
+
+class Killer:
+    """Asked again and again whether to stop: never, but it kills client-2 once, when its training has begun."""
+
+    def __init__(self, path):
+        self.path = path
+        self.killed = []
+
+    def __call__(self):
+        if not self.killed and any(event["event"] == "run_started" for event in events(self.path)):
+            self.killed = children_of("client-2")
+            for process in self.killed:
+                os.kill(process.pid, signal.SIGKILL)
+        return False
+
+
+def events(path):
+    return list(read_events(path / "events.jsonl"))
+
+
+def terms(path):
+    return [event["term"] for event in events(path) if event["event"] == "run_started"]
+
+
+@pytest.mark.long
+def test_a_site_that_is_killed_in_the_simulator_is_named_and_the_run_goes_on(tmp_path):
+    path = tmp_path / "run"
+    killer = Killer(path)
+    with pytest.raises(SitesMissingError, match="client-2 gave no answer at the stage: training alone"):
+        run_hetero_on_flare(SLOW, "flare-sim", output=path, should_stop=killer)
+    assert killer.killed
+    assert not children_of("client-1")
+    assert run_hetero_on_flare(SLOW, "flare-sim", output=path, resume=True).finished
+    assert terms(path) == [0, 1]
+
+
+@pytest.mark.long
+def test_a_site_that_is_killed_in_a_deployment_on_loopback_is_started_again_and_the_run_goes_on(tmp_path):
+    path, notes = tmp_path / "run", []
+    killer = Killer(path)
+    assert run_hetero_on_flare(SLOW, "flare-poc", output=path, should_stop=killer, on_note=notes.append).finished
+    assert killer.killed
+    assert "client-2 ended; it is started again" in notes
+    assert terms(path) == sorted(set(terms(path)))
+    assert len(terms(path)) > 1
+
+
+@pytest.mark.long
+def test_a_deployment_on_loopback_ends_with_the_same_networks(tmp_path):
+    there = run_hetero_on_flare(SHORT, "flare-poc", output=tmp_path / "there")
+    run_hetero(SHORT, output=tmp_path / "here")
+    ours, expected = networks(tmp_path / "there"), expected_networks(tmp_path / "here")
+    assert there.finished
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+def test_what_does_not_fit_is_refused_before_any_process_is_started(tmp_path):
+    refused = [
+        ({"answers": "plain"}, PlanError, "every query"),
+        ({"clients.architectures": [{"name": "mlp-3", "options": {"depth": 1}}]}, ModelError, "depth"),
+    ]
+    for settings, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            run_hetero_on_flare(SHORT.with_settings(settings), "flare-sim", output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(PlanError, match="Resuming needs"):
+        run_hetero_on_flare(SHORT, "flare-sim", resume=True)
+    run_hetero(SHORT, output=tmp_path / "here", training_only=True)
+    with pytest.raises(CheckpointError, match="in one process"):
+        run_hetero_on_flare(SHORT, "flare-sim", output=tmp_path / "here", resume=True)
+
+
+def test_a_job_in_a_deployment_is_refused_whatever_it_says(monkeypatch):
+    monkeypatch.setenv(SIMULATION, "1")
+    assert hetero_plan_of_job(SHORT.model_dump_json()) == SHORT
+    for text in ("", "[]", "3", '{"seeed": 1}'):
+        with pytest.raises(PlanError):
+            hetero_plan_of_job(text)
+    monkeypatch.delenv(SIMULATION)
+    with pytest.raises(PlanError, match="for simulations so far"):
+        hetero_plan_of_job(SHORT.model_dump_json())
+
+
+def test_kits_let_jobs_build_both_ends():
+    from bilateral.engine.flare.hetero_coordinator import HeteroCoordinator
+    from bilateral.engine.flare.hetero_site import HeteroSite
+
+    for end in (HeteroCoordinator, HeteroSite):
+        assert f"{end.__module__}.{end.__qualname__}" in JOB_CLASSES
