@@ -9,15 +9,13 @@ The privacy setting is `answers`. Everything else decides what is learned.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bilateral.engine.plan import ModelPlan
-from bilateral.errors import PlanError
+from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.hetero.settings import (
     HeteroSettings,
@@ -161,63 +159,23 @@ class HeteroPlan(_Section):
 
     def with_settings(self, settings: dict[str, Any]) -> HeteroPlan:
         """A copy with dotted settings replaced: `{"queries.number": 10, "seed": 1}`."""
-        values = self.model_dump()
-        for dotted, value in settings.items():
-            *path, last = dotted.split(".")
-            section = values
-            for part in path:
-                if not isinstance(section.get(part), dict):
-                    raise PlanError(f"There is no plan section `{part}` in `{dotted}`.", remedy=_sections())
-                section = section[part]
-            section[last] = value
-        return parse_hetero_plan(values, "the settings")
+        return with_settings(self, settings)
 
 
 def parse_hetero_plan(values: dict[str, Any], source: str) -> HeteroPlan:
     """Validate a plan, naming every setting that is wrong."""
-    try:
-        return HeteroPlan.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise PlanError(f"Plan {source}: {problems}.", remedy=_sections()) from error
+    return validated(HeteroPlan, values, source)
 
 
 def load_hetero_plan(path: str | Path) -> HeteroPlan:
     """Read a plan from a TOML file."""
-    path = Path(path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PlanError(
-            f"There is no plan at {path}.", remedy="`bilateral hetero --write-plan FILE` makes one."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
-    return parse_hetero_plan(values, str(path))
+    return read_plan(HeteroPlan, path, "bilateral hetero")
 
 
 def dump_hetero_plan(plan: HeteroPlan) -> str:
     """The plan as TOML."""
-    return tomli_w.dumps(plan.model_dump(mode="json", exclude_none=True))
+    return as_toml(plan)
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if not where:  # about several settings at once
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        return f"`{where}` is not a setting"
-    return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
-
-
-def _sections() -> str:
-    names = ", ".join(
-        f"[{name}] {', '.join(field.annotation.model_fields)}"
-        for name, field in HeteroPlan.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    )
-    return f"Settings: seed, answers, iterations, {names}."

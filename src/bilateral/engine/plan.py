@@ -9,14 +9,12 @@ Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) st
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from bilateral.errors import PlanError
+from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protocols.mask.settings import GraphKind, MaskSettings
@@ -234,59 +232,19 @@ class RunPlan(_Section):
 
     def with_settings(self, settings: dict[str, Any]) -> RunPlan:
         """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
-        values = self.model_dump()
-        for dotted, value in settings.items():
-            *path, last = dotted.split(".")
-            section = values
-            for part in path:
-                if not isinstance(section.get(part), dict):
-                    raise PlanError(f"There is no plan section `{part}` in `{dotted}`.", remedy=_sections())
-                section = section[part]
-            section[last] = value
-        return parse_plan(values, "the settings")
+        return with_settings(self, settings)
 
 
 def parse_plan(values: dict[str, Any], source: str) -> RunPlan:
     """Validate a plan, naming every setting that is wrong."""
-    try:
-        return RunPlan.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise PlanError(f"Plan {source}: {problems}.", remedy=_sections()) from error
-
-
-def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    if not where:  # about several settings at once
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        return f"`{where}` is not a setting"
-    return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
-
-
-def _sections() -> str:
-    names = ", ".join(
-        f"[{name}] {', '.join(field.annotation.model_fields)}"
-        for name, field in RunPlan.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-    )
-    return f"Settings: seed, protection, {names}."
+    return validated(RunPlan, values, source)
 
 
 def load_plan(path: str | Path) -> RunPlan:
     """Read a plan from a TOML file."""
-    path = Path(path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PlanError(
-            f"There is no plan at {path}.", remedy="`bilateral run --write-plan FILE` makes one."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
-    return parse_plan(values, str(path))
+    return read_plan(RunPlan, path, "bilateral run")
 
 
 def dump_plan(plan: RunPlan) -> str:
     """The plan as TOML."""
-    return tomli_w.dumps(plan.model_dump(mode="json", exclude_none=True))
+    return as_toml(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,8 @@ from nvflare.collab import collab
 
 import bilateral
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
-from bilateral.engine.flare.site import SERVER_NAME
-from bilateral.engine.remote.exchange import REFUSED
+from bilateral.engine.flare.site_edge import ask_desk
 from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
-from bilateral.errors import BilateralError, PlanError
-
-log = logging.getLogger("bilateral.site")
 
 
 class HeteroSite:
@@ -35,21 +30,8 @@ class HeteroSite:
 
     @collab.publish
     def deliver(self, number: int, packet: list[bytes]) -> dict[str, Any]:
-        """A packet of messages; the answer holds the replies. Nothing is raised: FLARE would send the traceback."""
-        if collab.caller != SERVER_NAME:
-            return {REFUSED: f"only the server may call a site, not {collab.caller}."}
-        try:
-            desk = self._at_desk()
-        except PlanError as error:  # about the plan that the server sent: it may know
-            log.error("%s", error)
-            return {REFUSED: str(error)}
-        except BilateralError as error:
-            log.error("%s", error)
-            return {REFUSED: f"{type(error).__name__} at the site; its own log says more."}
-        except Exception:  # the edge of the site: whatever it is, it stays in the site's log
-            log.exception("the site cannot take part")
-            return {REFUSED: "an internal error at the site; its own log says more."}
-        return desk.deliver(number, packet)
+        """A packet of messages; the answer holds the replies."""
+        return ask_desk(collab.caller, self._at_desk, lambda desk: desk.deliver(number, packet))
 
     @collab.publish
     def is_idle(self) -> bool:

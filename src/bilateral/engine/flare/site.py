@@ -5,20 +5,15 @@ It runs in the site's own process, from the `bilateral` that is installed there;
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from nvflare.collab import collab
 
+from bilateral.engine.flare.site_edge import ask_desk
 from bilateral.engine.flare.surroundings import make_site_desk
-from bilateral.engine.remote.exchange import REFUSED
 from bilateral.engine.remote.site_desk import SiteDesk
-from bilateral.errors import BilateralError, PlanError
-
-log = logging.getLogger("bilateral.site")
-SERVER_NAME = "server"
 
 
 class Site:
@@ -55,21 +50,7 @@ class Site:
         return self._desk is None or self._desk.is_idle()
 
     def _ask(self, question: Callable[[SiteDesk], dict[str, Any]]) -> dict[str, Any]:
-        """The desk's answer. Nothing is raised: FLARE would send the traceback to the caller."""
-        if collab.caller != SERVER_NAME:
-            return {REFUSED: f"only the server may call a site, not {collab.caller}."}
-        try:
-            desk = self._at_desk()
-        except PlanError as error:  # about the plan that the server sent: it may know
-            log.error("%s", error)
-            return {REFUSED: str(error)}
-        except BilateralError as error:
-            log.error("%s", error)
-            return {REFUSED: f"{type(error).__name__} at the site; its own log says more."}
-        except Exception:  # the edge of the site: whatever it is, it stays in the site's log
-            log.exception("the site cannot take part")
-            return {REFUSED: "an internal error at the site; its own log says more."}
-        return question(desk)
+        return ask_desk(collab.caller, self._at_desk, question)
 
     def _at_desk(self) -> SiteDesk:
         with self._lock:

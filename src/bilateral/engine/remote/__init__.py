@@ -7,8 +7,8 @@ ours.
     site_desk    the site in one term: its own data, one client object, one packet at a time
     enrolment    the messages before the first round
 
-Heterogeneous runs (`bilateral hetero`) have a conductor, a desk, a transport and a memory of their own, `hetero_*`: their
-sites keep their networks and sums to themselves, and every message counts.
+Heterogeneous runs (`bilateral hetero`) have a conductor, a desk, a transport and a memory of their own, `hetero_*`:
+their sites keep their networks and sums to themselves, and every message counts.
 
 A transport (NVIDIA FLARE in `engine/flare`) brings a `SiteCall` and hosts the two ends.
 """
