@@ -3,6 +3,11 @@ import bilateral
 EXPECTED = {
     "BilateralError",
     "Dataset",
+    "HeteroPlan",
+    "PredictionClient",
+    "PredictionServer",
+    "compile_model",
+    "run_hetero",
     "Identity",
     "KeyRing",
     "MaskClient",

@@ -5,9 +5,11 @@
     plan   = bilateral.RunPlan()                         # or bilateral.load_plan("plan.toml")
     bilateral.privacy_of(plan)                           # what it spends, if it adds noise
     result = bilateral.run(plan)                         # curves, costs, the trained model
+    bilateral.run_hetero(bilateral.HeteroPlan())         # clients with different networks teach each other
 
 The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`;
-`Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings`; and the accountants `spent` and `noise_for`.
+`Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings`; `PredictionServer`, `PredictionClient`,
+`compile_model`; and the accountants `spent` and `noise_for`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from bilateral.data import Dataset, Split, load_dataset
 from bilateral.engine.compare import compare
 from bilateral.engine.export import export_run, load_exported
+from bilateral.engine.hetero import run_hetero
+from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.engine.privacy import privacy_of
@@ -32,6 +36,8 @@ from bilateral.protocols.noise.accounting import noise_for, spent
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
 
 try:
     __version__ = version("bilateral")
@@ -41,6 +47,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 __all__ = [
     "BilateralError",
     "Dataset",
+    "HeteroPlan",
     "Identity",
     "KeyRing",
     "MaskClient",
@@ -49,6 +56,8 @@ __all__ = [
     "PerturbClient",
     "PerturbServer",
     "PerturbationSettings",
+    "PredictionClient",
+    "PredictionServer",
     "RunPlan",
     "RunResult",
     "ScaleGraph",
@@ -56,6 +65,7 @@ __all__ = [
     "aggregate",
     "build_model",
     "compare",
+    "compile_model",
     "export_run",
     "inspect",
     "load_dataset",
@@ -64,5 +74,6 @@ __all__ = [
     "noise_for",
     "privacy_of",
     "run",
+    "run_hetero",
     "spent",
 ]
