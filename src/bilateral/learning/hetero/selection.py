@@ -65,7 +65,7 @@ def k_center(features: Tensor, known: Tensor, count: int) -> Tensor:
         index = int(nearest.argmax())
         chosen.append(index)
         nearest = torch.minimum(nearest, (features - features[index]).square().sum(1).sqrt())
-        nearest[chosen] = -1.0  # equal rows are at distance 0 too: never choose one twice
+        nearest[index] = -1.0  # and so it stays: equal rows are at distance 0 too, and none is chosen twice
     return torch.tensor(chosen, dtype=torch.int64)
 
 
