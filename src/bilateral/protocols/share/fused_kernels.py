@@ -23,6 +23,8 @@ U: Final = np.uint64
 ONE: Final = np.uint64(1)
 LOW20: Final = np.uint64((1 << 20) - 1)
 LINEAR, SQUARE, CUBE = np.uint64(744261118), np.uint64(244180718), np.uint64(85299982)
+THIRD: Final = np.uint64(0xAAAAAAAB)
+"""(x * this) >> 33 is x // 3 for x below 2^32."""
 OCTAVES: Final = np.uint64(10)
 """As in `comparison`; numba's cache looks at this file only, so the numbers stand here again."""
 
@@ -30,7 +32,7 @@ OCTAVES: Final = np.uint64(10)
 @inlined
 def factor_of(word: Any, top: Any) -> Any:
     total = (word & LOW20) + ((word >> U(20)) & LOW20) + ((word >> U(40)) & LOW20)
-    place = total * OCTAVES // U(3)
+    place = (total * OCTAVES * THIRD) >> U(33)
     part = place & LOW20
     power = LINEAR + ((SQUARE + ((CUBE * part) >> U(20))) * part >> U(20))
     mantissa = (ONE << U(30)) + ((power * part) >> U(20))
@@ -40,7 +42,13 @@ def factor_of(word: Any, top: Any) -> Any:
 @inlined
 def offset_of(word: Any, factor: Any) -> Any:
     offset = ONE + (((word >> U(33)) * (factor - ONE)) >> U(31))
-    return factor - offset if word & ONE else offset
+    return offset + (word & ONE) * (factor - (offset << ONE))
+
+
+@inlined
+def sign_of(word: Any) -> Any:
+    """1, or -1 modulo 2^64, by the top bit: a branch would be mispredicted every other time."""
+    return ONE - ((word >> U(63)) << ONE)
 
 
 @inlined
@@ -62,19 +70,22 @@ def blind(
     top: int,
     out: Words,
 ) -> None:
-    """Steps 1 and 2 of `comparison`: out[i] = s * (k * share + e) + addend[i], in the random order."""
+    """Steps 1 and 2 of `comparison`: out[i] = s * (k * share + e) + addend[i], in the random order.
+
+    In the true order first, then one jump to and fro: random places in four arrays would miss the cache four times.
+    """
     bits = U(top)
+    blinded = np.empty(out.shape[1], np.uint64)
     for sample in range(out.shape[0]):
-        for i in range(out.shape[1]):
-            j = orders[sample, i]
+        for j in range(out.shape[1]):
             word = words[sample, j]
             factor = factor_of(word, bits)
             value = factor * share[sample, j]
             if has_offset:
                 value += offset_of(spread[sample, j], factor)
-            if word >> U(63):
-                value = U(0) - value
-            out[sample, i] = value + addend[sample, i]
+            blinded[j] = sign_of(word) * value
+        for i in range(out.shape[1]):
+            out[sample, i] = blinded[orders[sample, i]] + addend[sample, i]
 
 
 @compiled
@@ -90,17 +101,18 @@ def select(
 ) -> None:
     """Step 4 of `comparison`, back in the true order."""
     bits = U(top)
+    judged = np.empty((out.shape[1], 2), np.uint64)
     for sample in range(out.shape[0]):
         for i in range(out.shape[1]):
             j = orders[sample, i]
+            judged[j, 0], judged[j, 1] = product[sample, i], bit[sample, i]
+        for j in range(out.shape[1]):
             word = words[sample, j]
             factor = factor_of(word, bits)
-            taken = offset_of(spread[sample, j], factor) * bit[sample, i]
-            inverse = inverse_of(factor)
-            if word >> U(63):
-                out[sample, j] = share[sample, j] + (product[sample, i] + taken) * inverse
-            else:
-                out[sample, j] = (product[sample, i] - taken) * inverse
+            sign = sign_of(word)
+            taken = offset_of(spread[sample, j], factor) * judged[j, 1]
+            kept = (sign * judged[j, 0] - taken) * inverse_of(factor)
+            out[sample, j] = (word >> U(63)) * share[sample, j] + sign * kept
 
 
 @compiled
@@ -115,9 +127,9 @@ def judge(
     """Step 3 of `comparison`: the server's shares of g * u and g, for u = values - mask."""
     for i in range(values.size):
         blinded = values[i] - mask[i]
-        is_positive = (blinded >> U(63)) == U(0) and blinded != U(0)
-        product[i] = (blinded if is_positive else U(0)) - product_share[i]
-        bit[i] = (ONE if is_positive else U(0)) - bit_share[i]
+        is_positive = ((blinded - ONE) | blinded) >> U(63) ^ ONE
+        product[i] = is_positive * blinded - product_share[i]
+        bit[i] = is_positive - bit_share[i]
 
 
 @compiled
