@@ -22,7 +22,7 @@ from bilateral.engine.plan import dump_plan
 from bilateral.learning.training import relative_difference
 from bilateral.learning.vocabulary import STAGES
 
-ROUNDS = 150
+ROUNDS = 180
 LIMIT = 480.0
 MARK = "BILATERAL_PARTY"
 
@@ -98,6 +98,28 @@ class Watch:
         return max((event["round"] for event in self.events("round_done")), default=0)
 
 
+def kill_until_missed_in_a_round(watch, site, marks):
+    """The rounds that were done without it.
+
+    On a busy machine the round at hand may fail for another's sake as well, and the next term have the site back: then
+    it is killed again.
+    """
+    for _ in range(3):
+        known, last = len(watch.missed(site)), watch.round()
+        signal_to(site, marks, signal.SIGKILL)
+        watch.until("the killed site is missed", lambda before=known: len(watch.missed(site)) > before)
+        watch.until(
+            "a round is done without it, or it is back",
+            lambda before=last: (
+                watch.rounds_without(site)
+                or (watch.round() > before + 3 and site in watch.contributors()[watch.round()])
+            ),
+        )
+        if without := watch.rounds_without(site):
+            return without
+    raise AssertionError(f"{site} was killed three times, and no round was done without it")
+
+
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory):
     """A run in which client-2 and then the server are killed; its directory and what was done to it."""
@@ -129,9 +151,7 @@ def disturbed(tmp_path_factory):
         signal_to("client-3", marks, signal.SIGCONT)
         watch.until("it returns", lambda: watch.events("site_returned"))
         # Dead: missed, and back in the next term.
-        signal_to("client-2", marks, signal.SIGKILL)
-        watch.until("the killed site is missed", lambda: watch.missed("client-2"))
-        without = watch.until("a round is done without it", lambda: watch.rounds_without("client-2"))
+        without = kill_until_missed_in_a_round(watch, "client-2", marks)
         watch.until("it is back in a round", lambda: "client-2" in watch.contributors()[watch.round()])
         seen = watch.round()
         assert seen > without[0]
