@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -48,14 +49,15 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(ABC):
     """One layer. `sources` are indices of earlier values; value 0 is the query, value i + 1 comes from step i."""
 
     kind: ClassVar[str]
     sources: tuple[int, ...]
 
+    @abstractmethod
     def infer(self, inputs: Sequence[Value]) -> Value:
-        raise NotImplementedError
+        """What the layer gives for inputs of these shapes; `ModelError` if they do not fit."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ sent belongs to its `Arithmetic`.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,6 @@ from bilateral.protocols.share.circuit import (
     Value,
 )
 
-_Out = TypeVar("_Out")
-_In = TypeVar("_In")
 Walk = Generator[Any, Any, Tensor]
 
 
