@@ -17,6 +17,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
+from bilateral.protocols.perturb.secrets import RoundSecrets
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturbation_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -44,6 +45,15 @@ class MpCdpServer:
         self.num_clients = num_clients
         self._randomness = randomness or SecureRandomness()
         self._trained = trained_elements(model, graph)
+
+    def recover_one(self, total: Aggregate) -> RecoveredUpdate:
+        """What the server holds before it adds its noise, of any sum: also of one upload alone."""
+        return self._inner.recover(total)
+
+    @property
+    def secrets(self) -> RoundSecrets:
+        """The current round's, for their owner."""
+        return self._inner.secrets
 
     def start_round(self, round_index: int) -> PerturbedModel:
         return self._inner.start_round(round_index)
@@ -85,6 +95,7 @@ def guarantee(settings: PerturbationSettings, epsilon: float, delta: float) -> G
     """Central differential privacy: of what the server publishes, not against the server."""
     perturbed = perturbation_guarantee(settings)
     claim = Claim(
+        "published differential privacy",
         f"({epsilon:g}, {delta:g})-differential privacy of the round's mean gradient, per round",
         "whoever sees only models, not uploads",
         "the server is trusted; every true gradient already has a norm of at most the assumed sensitivity (nobody "

@@ -62,6 +62,7 @@ def guarantee(settings: PerturbationSettings, epsilon: float, delta: float) -> G
     """What the ablation would claim, and why it does not have it."""
     perturbed = perturbation_guarantee(settings)
     claim = Claim(
+        "published differential privacy",
         f"({epsilon:g}, {delta:g})-differential privacy of the first uploaded term alone, per round",
         "an observer of that term",
         "conditional: every gradient of the *perturbed* model already has a norm of at most the assumed sensitivity "

@@ -114,6 +114,10 @@ class TrainingClient:
         self._augment = augment
         self._reordering = reordering
 
+    def batch(self, round_index: int) -> Split:
+        """The samples of a round, before augmentation."""
+        return self._data.subset(self._schedule.batch(round_index))
+
     def handle(self, packet: Sequence[Message]) -> Message:
         """Take the messages of a packet in order, up to the first that has an answer: normally the last.
 
@@ -141,7 +145,7 @@ class TrainingClient:
 
         Under perturbation its masks fall on permuted channels: as random as without, but not the same ones.
         """
-        chosen = self._data.subset(self._schedule.batch(model.round_index))
+        chosen = self.batch(model.round_index)
         inputs = chosen.inputs
         generator = self._randomness.child("round", model.round_index).torch_generator()
         if self._augment:

@@ -22,11 +22,13 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
     hidden = "every upload" if shows_batch else "every upload and weight"
     claims = (
         Claim(
+            "single uploads",
             f"{hidden}; it learns one sum a round, over at least {floor} of the {num_clients} participants",
             "server",
             f"identity keys are pinned, the server follows the protocol, and {_limit(settings, num_clients, floor)}",
         ),
         Claim(
+            "overlapping sums",
             "two sums of one attempt that have a client in common, by showing clients different openings, models or "
             "lists of survivors",
             "server",
@@ -35,6 +37,7 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
             + ("; it does not choose by the graph who colludes or is said to have dropped out" if is_sparse else ""),
         ),
         Claim(
+            "other clients' uploads",
             "other clients' single uploads and weights",
             "clients",
             "the server does not collude with them. Where the model is sent as it is, successive models tell clients "

@@ -197,6 +197,7 @@ def guarantee(settings: SoundNoiseSettings, spending: SpendingReport) -> Guarant
     what = "whether one sample was in the training data" if unit == "sample" else "what one client's data are"
     claims = tuple(
         Claim(
+            "differential privacy",
             f"{what}: epsilon {row.epsilon:.3g} in total and "
             f"{row.epsilon_per_round:.3g} a round, at delta {row.delta:g}",
             row.observer,

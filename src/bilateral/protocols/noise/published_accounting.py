@@ -161,6 +161,7 @@ def guarantee(
             conditions.append(f"NOT PROVED for this graph: Theorem 11 needs {'; '.join(failed)}")
     perturbed = perturbation_guarantee(settings)
     claim = Claim(
+        "published differential privacy",
         f"({epsilon:g}, {delta:g})-differential privacy of the first uploaded term alone, per round",
         "an observer of that term",
         "; ".join(conditions),

@@ -16,6 +16,7 @@ from bilateral.errors import ProtocolError, ThresholdError
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.protocols.perturb.secrets import RoundSecrets
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.randomness import Randomness
 
@@ -47,6 +48,16 @@ class PublishedServer:
             draw_factors=model.factors.draw,
         )
 
+    def recover_one(self, total: Aggregate) -> RecoveredUpdate:
+        """What recovery makes of a sum that still carries pairwise noise, such as one upload alone (ledger line 4)."""
+        update = self._inner.recover(total)
+        return RecoveredUpdate(self._model.to_original(update.gradient), update.statistics)
+
+    @property
+    def secrets(self) -> RoundSecrets:
+        """The current round's, for their owner."""
+        return self._inner.secrets
+
     def start_round(self, round_index: int) -> PerturbedModel:
         return self._inner.start_round(round_index)
 
@@ -61,8 +72,7 @@ class PublishedServer:
                 "every participant once, with weight 1.",
                 remedy="P2's noise survives no dropout; repeat the round with those who are there.",
             )
-        update = self._inner.recover(total)
-        return RecoveredUpdate(self._model.to_original(update.gradient), update.statistics)
+        return self.recover_one(total)
 
     def state_tensors(self) -> dict[str, Tensor]:
         return self._inner.state_tensors()

@@ -133,6 +133,11 @@ class PerturbServer:
         statistics = self._graph.unscale(total.statistics / total.total_weight, secrets.scale_factors, secrets.exchange)
         return RecoveredUpdate(gradient, statistics)
 
+    @property
+    def secrets(self) -> RoundSecrets:
+        """The current round's secrets, for their owner: what a server that attacks its clients knows (the audit)."""
+        return self._current(self._round_index, "nobody")
+
     def state_tensors(self) -> dict[str, Tensor]:
         """The current calibration: a resumed run must size its noise as the uninterrupted one does."""
         if self._calibration is None:
@@ -167,6 +172,7 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
     """What perturbation claims and what it does not hide (spec section 5)."""
     claims = (
         Claim(
+            "parameter values",
             "the values of the model's parameters (they are known up to the network's symmetries)",
             "clients",
             "clients know neither the round's secrets nor the parameters beforehand (initial weights, frozen layers)",

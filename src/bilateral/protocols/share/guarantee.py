@@ -11,12 +11,16 @@ _ASSUMPTION = "all three parties follow the protocol, no two of them collude, an
 def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarantee:
     """Of queries that `num_answerers` clients answer."""
     claims = [
-        Claim("queries, weights, activations and logits", "server", _ASSUMPTION),
-        Claim("queries, activations and logits", "answering clients", _ASSUMPTION),
-        Claim("signs of activations and where they are", "querying client", _ASSUMPTION),
+        Claim("shared prediction, server", "queries, weights, activations and logits", "server", _ASSUMPTION),
+        Claim(
+            "shared prediction, answering party", "queries, activations and logits", "answering clients", _ASSUMPTION
+        ),
+        Claim("signs of activations", "signs of activations and where they are", "querying client", _ASSUMPTION),
     ]
     if num_answerers > 1:
-        claims.append(Claim("each answerer's logits; it learns their sum", "querying client", _ASSUMPTION))
+        claims.append(
+            Claim("single answers", "each answerer's logits; it learns their sum", "querying client", _ASSUMPTION)
+        )
     leaks = [
         Leak("the architecture of every network, and who asks whom how often", "all three", 13),
         Leak(

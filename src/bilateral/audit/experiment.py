@@ -1,0 +1,108 @@
+"""What an experiment is, and what it is given: the plan, how much work to spend, runs of the plan and of its controls.
+
+An experiment attacks one thing. It records runs of the plan (and of `undefended(plan)`: plain FedAvg with the same
+seeds and images, the positive control), cuts out an adversary's view, attacks, scores, and returns raw figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from bilateral.audit.evidence import Evidence
+from bilateral.audit.recording import Recording, record
+from bilateral.engine.federation import Federation, load_federation
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.setup import make_blueprint, reference_plan
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.randomness import SeededRandomness
+
+EffortName = Literal["smoke", "standard", "thorough"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work an audit spends. The same in every condition: a defence must not meet a lazier attacker."""
+
+    name: EffortName
+    images: int
+    """Images (trials) of a condition in gradient inversion."""
+    steps: int
+    """Optimisation steps of an attack."""
+    restarts: int
+    seeds: int
+    """Independent runs behind a membership AUC."""
+    null_seeds: int
+    """Models without members, for the null band."""
+    shadows: int
+    """Shadow models of LiRA."""
+    trials: int
+    """Rounds of a distinguishing game."""
+
+
+EFFORTS: Final[dict[EffortName, Effort]] = {
+    "smoke": Effort("smoke", 10, 40, 1, 2, 3, 4, 200),
+    "standard": Effort("standard", 20, 600, 1, 5, 10, 8, 2000),
+    "thorough": Effort("thorough", 20, 600, 4, 5, 10, 8, 10000),
+}
+
+
+@dataclass
+class Context:
+    """What experiments share: the plan, its data, the budget, and a way to say how far they are."""
+
+    plan: RunPlan
+    effort: Effort
+    data_dir: Path | None = None
+    on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
+    """Called with the fraction of this experiment that is done, and a word."""
+    _federations: dict[str, Federation] = field(default_factory=dict, repr=False)
+
+    def federation(self, plan: RunPlan | None = None) -> Federation:
+        """The data of a plan, loaded once."""
+        plan = plan or self.plan
+        key = plan.model_dump_json(include={"data", "federation", "seed", "training"})
+        if key not in self._federations:
+            self._federations[key] = load_federation(plan, self.data_dir)
+        return self._federations[key]
+
+    def record(self, plan: RunPlan, *, keep: Collection[int] | None = None) -> Recording:
+        """Run a plan (the audit's own, changed, or a control) and keep it."""
+        return record(plan, self.federation(plan), keep=keep)
+
+    def guarantee(self) -> Guarantee:
+        """What the plan claims and admits."""
+        return make_blueprint(self.plan, self.federation()).guarantee
+
+    def randomness(self, *labels: str | int) -> SeededRandomness:
+        """For what attackers draw. It has nothing to do with the streams of the run under attack."""
+        return SeededRandomness(self.plan.seed, "audit", *labels)
+
+
+def undefended(plan: RunPlan) -> RunPlan:
+    """The positive control: the same plan without any protection."""
+    return reference_plan(plan)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An attack with its controls. `applies` returns why it does not apply to a plan, or nothing."""
+
+    name: str
+    title: str
+    applies: Callable[[RunPlan, Guarantee], str]
+    run: Callable[[Context], Sequence[Evidence]]
+    weight: float = 1.0
+    """Seconds it takes on the default plan, roughly: for progress and for dealing out work."""
+
+
+def has_line(guarantee: Guarantee, *lines: int) -> bool:
+    """Whether the plan admits one of these ledger lines."""
+    return any(leak.ledger_line in lines for leak in guarantee.leaks)
+
+
+def has_subject(guarantee: Guarantee, *subjects: str) -> bool:
+    """Whether the plan claims something about one of these."""
+    return any(claim.subject in subjects for claim in guarantee.claims)

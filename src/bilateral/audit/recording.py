@@ -1,0 +1,159 @@
+"""A run with everything that the audit needs of it: all messages, what the server held, and the truth to score against.
+
+Attacks never get a `Recording`: `threat` cuts an adversary's view out of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bilateral.data import Split
+from bilateral.engine.federation import Federation, Problem
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.setup import make_blueprint
+from bilateral.engine.transcript import Transcript
+from bilateral.learning.client import sample_clients
+from bilateral.learning.halves import ServerHalf
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
+from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.secrets import RoundSecrets
+from bilateral.randomness import SeededRandomness
+
+
+@dataclass(frozen=True, repr=False)
+class ServerRound:
+    """What the server held in one round: the true parameters before it, its secrets, and the sum that it unmasked."""
+
+    round_index: int
+    parameters: Tensor
+    half: ServerHalf
+    total: Aggregate
+
+    @property
+    def secrets(self) -> RoundSecrets | None:
+        """None without perturbation."""
+        return getattr(self.half, "secrets", None)
+
+    def recovered(self) -> Tensor:
+        """The mean gradient in the true model's coordinates, as recovery makes it of the sum."""
+        return self._undo(self.total).gradient
+
+    def gradient_of(self, upload: Upload) -> Tensor:
+        """What recovery makes of one upload by itself: that client's gradient, if nothing hides it."""
+        return self._undo(aggregate({"one": upload}, self.round_index)).gradient
+
+    def _undo(self, total: Aggregate) -> RecoveredUpdate:
+        recover: Callable[[Aggregate], RecoveredUpdate] = getattr(self.half, "recover_one", self.half.recover)
+        return recover(total)
+
+
+@dataclass(frozen=True, repr=False)
+class Recording:
+    """A finished run, kept. `truth` of an attack on it: the batches, the shares, the parameters."""
+
+    plan: RunPlan
+    protection: str
+    guarantee: Guarantee
+    privacy: PrivacyReport | None
+    problem: Problem
+    graph: ScaleGraph
+    transcript: Transcript
+    server_rounds: tuple[ServerRound, ...]
+    batches: Mapping[tuple[str, int], Split]
+    """What each client trained on in each kept round."""
+    shares: Mapping[str, Split]
+    test: Split
+    model: nn.Module
+    """The true model after the last round."""
+    initial: nn.Module
+    """The architecture, with the initial weights of the plan's seed."""
+
+    def server_round(self, round_index: int) -> ServerRound:
+        return next(kept for kept in self.server_rounds if kept.round_index == round_index)
+
+
+class _Observed:
+    """The server's half of a protection, with a note of the sum that each round ends in."""
+
+    def __init__(self, inner: ServerHalf) -> None:
+        self._inner = inner
+        self.total: Aggregate | None = None
+
+    def start_round(self, round_index: int) -> Message:
+        return self._inner.start_round(round_index)
+
+    def answer(self, sender: str, message: Any) -> Message:
+        return self._inner.answer(sender, message)
+
+    def recover(self, total: Aggregate) -> RecoveredUpdate:
+        self.total = total
+        return self._inner.recover(total)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return self._inner.state_tensors()
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._inner.load_state_tensors(tensors)
+
+    def snapshot(self) -> ServerHalf:
+        """The half as it is now, with its secrets; what it does later does not change it."""
+        return copy.deepcopy(self._inner)
+
+
+def record(
+    plan: RunPlan,
+    federation: Federation,
+    *,
+    keep: Collection[int] | None = None,
+    on_round: Callable[[int, int], None] | None = None,
+) -> Recording:
+    """Run the plan in this process, by the real parties, and keep all messages of the rounds in `keep` (all, if None).
+
+    Messages of the set-up (round -1) are always kept. `on_round` is called with (rounds done, rounds in all).
+    """
+    blueprint = make_blueprint(plan, federation)
+    training = blueprint.server()
+    initial = copy.deepcopy(training.model)
+    observed = _Observed(training.server)
+    training.server = observed
+    transcript = Transcript(keep_messages=True)
+    exchange = blueprint.local_exchange(transcript.record)
+    server_rounds: list[ServerRound] = []
+    batches: dict[tuple[str, int], Split] = {}
+    draws = SeededRandomness(plan.seed, "federation")
+    for round_index in range(plan.training.rounds):
+        kept = keep is None or round_index in keep
+        transcript.keep_messages = kept or not transcript.entries  # the set-up happens inside the first round
+        present = sample_clients(federation.names, plan.federation.participation, round_index, draws)
+        before = training.weights()
+        training.advance(round_index, present, exchange)
+        if kept:
+            assert observed.total is not None
+            server_rounds.append(ServerRound(round_index, before, observed.snapshot(), observed.total))
+            for name in present:
+                client = exchange.clients[name]
+                batches[name, round_index] = client.batch(round_index)  # type: ignore[attr-defined]
+        if on_round is not None:
+            on_round(round_index + 1, plan.training.rounds)
+    return Recording(
+        plan=plan,
+        protection=blueprint.name,
+        guarantee=training.guarantee,
+        privacy=training.privacy,
+        problem=federation.problem,
+        graph=training.graph,
+        transcript=transcript,
+        server_rounds=tuple(server_rounds),
+        batches=batches,
+        shares=federation.shares,
+        test=federation.test_data,
+        model=training.model,
+        initial=initial,
+    )

@@ -1,0 +1,132 @@
+"""Figures with their uncertainty: metrics, raw scores, intervals, and the test that compares an attack with chance.
+
+Formal guarantees (tests/audit/test_scores.py): intervals cover the truth as often as they say; a comparison of scores
+drawn from one distribution calls it a difference no more often than its level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+NUM_RESAMPLES = 9999
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured. `better`: which way is good for the attacker. A `rate` is a mean of zeros and ones."""
+
+    name: str
+    better: Literal["high", "low"]
+    is_rate: bool = False
+    digits: int = 3
+
+
+PSNR = Metric("PSNR dB", "high", digits=1)
+SSIM = Metric("SSIM", "high", digits=2)
+RECONSTRUCTED = Metric("images above 20 dB", "high", is_rate=True, digits=2)
+INPUT_ERROR = Metric("relative error of the sample", "low", digits=2)
+LABEL = Metric("labels read", "high", is_rate=True, digits=2)
+TEST_MSE = Metric("test MSE", "low", digits=4)
+FEATURE_MSE = Metric("feature MSE", "low", digits=4)
+AUC = Metric("AUC", "high")
+BALANCED_ACCURACY = Metric("balanced accuracy", "high")
+TPR_AT_1 = Metric("TPR at 1 % FPR", "high")
+AGREEMENT = Metric("agreement with the true model", "high", is_rate=True)
+SOFTMAX_ERROR = Metric("largest softmax error", "low", digits=2)
+PARAMETER_ERROR = Metric("relative parameter error", "low")
+EPSILON_BOUND = Metric("epsilon, lower bound", "high", digits=2)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Raw figures of one metric, one a trial (an image, a seed, a sample), and their interval.
+
+    `interval` is given where it does not come from the spread of the values (a bound that holds with confidence).
+    """
+
+    metric: Metric
+    values: tuple[float, ...]
+    given_interval: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError(f"{self.metric.name}: no scores")
+        if any(math.isnan(value) for value in self.values):
+            raise ValueError(f"{self.metric.name}: a score is not a number")
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %: Clopper-Pearson for rates, Student's t for means."""
+        if self.given_interval is not None:
+            return self.given_interval
+        return rate_interval(self.values) if self.metric.is_rate else mean_interval(self.values)
+
+
+def rate_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Clopper-Pearson."""
+    count = len(values)
+    hits = round(sum(values))
+    if any(value not in (0.0, 1.0) for value in values):
+        raise ValueError("a rate is made of zeros and ones")
+    found = stats.binomtest(hits, count).proportion_ci(confidence, method="exact")
+    return float(found.low), float(found.high)
+
+
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Student's t; of one value nothing is known."""
+    if len(values) < 2:
+        return -math.inf, math.inf
+    half = float(stats.sem(values)) * float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
+    middle = float(np.mean(values))
+    return middle - half, middle + half
+
+
+def p_value(target: Scores, control: Scores, *, paired: bool) -> float:
+    """How likely a difference in the attacker's favour this large is if the target is no better than the control.
+
+    Permutation test on the means: signs of differences are flipped if paired, otherwise scores change sides.
+    """
+    _expect_comparable(target, control, paired=paired)
+    sign = 1.0 if target.metric.better == "high" else -1.0
+    ours, theirs = sign * np.asarray(target.values), sign * np.asarray(control.values)
+    if paired and not np.any(ours - theirs):
+        return 1.0
+    found = stats.permutation_test(
+        (ours, theirs),
+        lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
+        permutation_type="samples" if paired else "independent",
+        vectorized=True,
+        n_resamples=NUM_RESAMPLES,
+        alternative="greater",
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+def smallest_p_value(target: Scores, control: Scores, *, paired: bool) -> float:
+    """What the test could say at best: with fewer trials than it needs, it can never call anything a difference."""
+    if paired:
+        return 0.5 ** len(target.values)
+    return 1.0 / math.comb(len(target.values) + len(control.values), len(target.values))
+
+
+def _expect_comparable(target: Scores, control: Scores, *, paired: bool) -> None:
+    if target.metric != control.metric:
+        raise ValueError(f"{target.metric.name} cannot be compared with {control.metric.name}")
+    if paired and len(target.values) != len(control.values):
+        raise ValueError(f"{len(target.values)} scores cannot be paired with {len(control.values)}")

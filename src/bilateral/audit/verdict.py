@@ -1,0 +1,228 @@
+"""What the figures mean. The only place of the audit that says so, and it is given nothing but raw figures.
+
+An attack (`judge`), in this order:
+1. **broken** if it succeeded: better for the attacker than the negative control in any metric, at a level of 0.2 % for
+   all metrics together; or, against a claimed bound, with its whole interval beyond that bound;
+2. **proves nothing** if it could not have been seen to succeed: no positive control or one that fails its gates, no
+   negative control or one that passes them, too few trials for the test;
+3. **holds** otherwise: nothing was found by this attack. Never more than that.
+
+A claim (`judge_claims`): broken if one attack broke it; holds if an adaptive attack, with its controls in order, found
+nothing; proves nothing if all that was tried proves nothing; not tested if nothing was tried, or by naive attackers
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bilateral.audit.evidence import Condition, Evidence
+from bilateral.audit.ledger import LEDGER
+from bilateral.audit.scores import Scores, p_value, smallest_p_value
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+
+Word = Literal["holds", "broken", "not tested", "proves nothing"]
+LEVEL = 0.002
+"""An audit makes some twenty comparisons; at this level it raises a false alarm once in twenty-five audits."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack, judged."""
+
+    evidence: Evidence
+    verdict: Word
+    reason: str
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """A claim of the plan, or a leak that it admits, with all that was tried against it."""
+
+    tests: str | int
+    what: str
+    whom: str
+    claimed_by: str
+    verdict: Word
+    reason: str
+    findings: tuple[Finding, ...]
+
+
+def judge(evidence: Evidence) -> Finding:
+    """One attack's verdict."""
+    if evidence.bound is not None:
+        return _judge_bound(evidence, evidence.bound)
+    least = _least_p_value(evidence)
+    p = None if least is None else least[0]
+    if least is not None and least[0] <= LEVEL:
+        return Finding(evidence, "broken", f"{least[1].metric.name} is better than the negative control's", p)
+    doubt = _doubt(evidence)
+    if doubt:
+        return Finding(evidence, "proves nothing", doubt, p)
+    return Finding(evidence, "holds", "not to be told from the negative control", p)
+
+
+def judge_claims(guarantee: Guarantee, evidence: Sequence[Evidence]) -> list[ClaimVerdict]:
+    """Every claim and every admitted leak of the guarantee, whether tested or not."""
+    findings = [judge(one) for one in evidence]
+
+    def about(tests: str | int, whom: str) -> tuple[Finding, ...]:  # noqa: ARG001
+        return tuple(found for found in findings if found.evidence.tests == tests)
+
+    claims = [_claim_verdict(claim, about(claim.subject, claim.whom)) for claim in guarantee.claims]
+    leaks = [_leak_verdict(leak, about(leak.ledger_line, leak.whom)) for leak in guarantee.leaks]
+    return claims + leaks
+
+
+def combine(findings: Sequence[Finding]) -> tuple[Word, str]:
+    """The verdict of several attacks on one claim, and its reason."""
+    words = [found.verdict for found in findings]
+    if "broken" in words:
+        names = [_name(found) for found in findings if found.verdict == "broken"]
+        return "broken", f"by {'; '.join(dict.fromkeys(names))}"
+    sound = [found for found in findings if found.verdict == "holds" and found.evidence.adaptive]
+    if sound:
+        return "holds", "nothing found by " + "; ".join(dict.fromkeys(_name(found) for found in sound))
+    if "proves nothing" in words:
+        reasons = [f"{_name(found)}: {found.reason}" for found in findings if found.verdict == "proves nothing"]
+        return "proves nothing", "; ".join(dict.fromkeys(reasons))
+    if findings:
+        return "not tested", "only by attackers that do not know the protocol"
+    return "not tested", "no attack of this audit is about it"
+
+
+def rows(verdicts: Sequence[ClaimVerdict]) -> list[dict[str, Any]]:
+    """Flat rows for machines: one an attack, and one for each claim that was not tested."""
+    return [row for verdict in verdicts for row in _rows_of(verdict)]
+
+
+def _rows_of(verdict: ClaimVerdict) -> list[dict[str, Any]]:
+    head = {"claim": verdict.what, "claimed_by": verdict.claimed_by, "tests": verdict.tests, "whom": verdict.whom}
+    overall = {"claim_verdict": verdict.verdict, "claim_reason": verdict.reason}
+    if not verdict.findings:
+        nothing = dict.fromkeys(
+            ("adversary", "attack", "adaptive", "metric", "value", "interval", "positive_control", "negative_control")
+        )
+        return [{**head, **nothing, "verdict": "not tested", "reason": verdict.reason, "p_value": None, **overall}]
+    return [{**head, **_finding_row(found), **overall} for found in verdict.findings]
+
+
+def _finding_row(found: Finding) -> dict[str, Any]:
+    evidence, main = found.evidence, found.evidence.target.scores[0]
+    return {
+        "adversary": evidence.adversary,
+        "attack": evidence.attack,
+        "adaptive": evidence.adaptive,
+        "seen": evidence.seen,
+        **_figures(evidence.target, main),
+        "positive_control": _control(evidence.positive, main),
+        "negative_control": _control(evidence.negative, main),
+        "gates": [str(gate) for gate in evidence.gates],
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "p_value": found.p_value,
+        "bound": evidence.bound,
+    }
+
+
+def _control(condition: Condition | None, main: Scores) -> dict[str, Any] | None:
+    if condition is None:
+        return None
+    scores = condition.of(main.metric) or condition.scores[0]
+    return {"what": condition.what, **_figures(condition, scores)}
+
+
+def _figures(condition: Condition, main: Scores) -> dict[str, Any]:
+    others = {scores.metric.name: _figure(scores) for scores in condition.scores if scores is not main}
+    return {"metric": main.metric.name, **_figure(main), "others": others}
+
+
+def _figure(scores: Scores) -> dict[str, Any]:
+    low, high = scores.interval
+    return {
+        "value": _finite(scores.mean),
+        "interval": [_finite(low), _finite(high)],
+        "median": _finite(scores.median),
+        "trials": len(scores.values),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if abs(value) < float("inf") else None
+
+
+def _least_p_value(evidence: Evidence) -> tuple[float, Scores] | None:
+    """Of the metrics that both have, corrected for their number."""
+    if evidence.negative is None:
+        return None
+    pairs = [(s, c) for s in evidence.target.scores if (c := evidence.negative.of(s.metric)) is not None]
+    if not pairs:
+        return None
+    found = [(min(1.0, len(pairs) * p_value(s, c, paired=evidence.paired)), s) for s, c in pairs]
+    return min(found, key=lambda one: one[0])
+
+
+def _doubt(evidence: Evidence) -> str:
+    """Why a failure of this attack would mean nothing; empty if it would mean something."""
+    if evidence.positive is None or not evidence.gates:
+        return "no positive control: it was never seen to work"
+    missed = [str(gate) for gate in evidence.gates if not _passes(gate, evidence.positive)]
+    if missed:
+        return f"its positive control ({evidence.positive.what}) misses {', '.join(missed)}"
+    if evidence.negative is None:
+        return "no negative control: chance is unknown"
+    if all(_passes(gate, evidence.negative) for gate in evidence.gates):
+        return f"its negative control ({evidence.negative.what}) passes the gates of success: the measure is blind"
+    if evidence.bound is None and not _can_tell(evidence, evidence.negative):
+        return "too few trials to tell it from its negative control"
+    return ""
+
+
+def _passes(gate: Any, condition: Condition) -> bool:
+    scores = condition.of(gate.metric)
+    return scores is not None and gate.passed_by(scores)
+
+
+def _can_tell(evidence: Evidence, negative: Condition) -> bool:
+    pairs = [(s, c) for s in evidence.target.scores if (c := negative.of(s.metric)) is not None]
+    return bool(pairs) and all(len(pairs) * smallest_p_value(s, c, paired=evidence.paired) <= LEVEL for s, c in pairs)
+
+
+def _judge_bound(evidence: Evidence, bound: float) -> Finding:
+    main = evidence.target.scores[0]
+    if _beyond(main, bound):
+        return Finding(evidence, "broken", f"{main.metric.name} {main.mean:.3g} is beyond the claimed {bound:g}")
+    if evidence.negative is not None:
+        control = evidence.negative.of(main.metric)
+        if control is not None and _beyond(control, bound):
+            return Finding(evidence, "proves nothing", "its negative control is beyond the bound: the measure is wrong")
+    doubt = _doubt(evidence)
+    if doubt:
+        return Finding(evidence, "proves nothing", doubt)
+    return Finding(evidence, "holds", f"{main.metric.name} {main.mean:.3g} is within the claimed {bound:g}")
+
+
+def _beyond(scores: Scores, bound: float) -> bool:
+    low, high = scores.interval
+    return low > bound if scores.metric.better == "high" else high < bound
+
+
+def _name(found: Finding) -> str:
+    kind = "adaptive" if found.evidence.adaptive else "naive"
+    return f"{found.evidence.attack} ({kind} {found.evidence.adversary})"
+
+
+def _claim_verdict(claim: Claim, findings: tuple[Finding, ...]) -> ClaimVerdict:
+    verdict, reason = combine(findings)
+    return ClaimVerdict(claim.subject, claim.what, claim.whom, "this plan", verdict, reason, findings)
+
+
+def _leak_verdict(leak: Leak, findings: tuple[Finding, ...]) -> ClaimVerdict:
+    verdict, reason = combine(findings)
+    line = LEDGER[leak.ledger_line]
+    claimed_by = f"{line.paper}, not this plan (ledger line {line.number})" if line.paper else f"nobody ({line.number})"
+    return ClaimVerdict(leak.ledger_line, leak.what, leak.whom, claimed_by, verdict, reason, findings)

@@ -1,0 +1,1 @@
+"""What people look at: tables, pictures and pages, made from finished results."""
