@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -104,7 +105,23 @@ _PLAIN = ("tests", "adversary", "attack", "adaptive", "seen", "paired", "bound",
 
 
 def _condition_dict(condition: Condition | None) -> dict[str, Any] | None:
-    return None if condition is None else asdict(condition)
+    return (
+        None if condition is None else {"what": condition.what, "scores": [_scores_dict(s) for s in condition.scores]}
+    )
+
+
+def _scores_dict(scores: Scores) -> dict[str, Any]:
+    given = scores.given_interval
+    return {
+        "metric": asdict(scores.metric),
+        "values": [_plain(value) for value in scores.values],
+        "given_interval": None if given is None else [_plain(end) for end in given],
+    }
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no infinity; `float` reads the word."""
+    return value if math.isfinite(value) else str(value)
 
 
 def evidence_from(values: Mapping[str, Any]) -> Evidence:
@@ -130,4 +147,5 @@ def _condition(values: Mapping[str, Any]) -> Condition:
 
 def _scores(values: Mapping[str, Any]) -> Scores:
     given = values["given_interval"]
-    return Scores(Metric(**values["metric"]), tuple(values["values"]), None if given is None else (given[0], given[1]))
+    interval = None if given is None else (float(given[0]), float(given[1]))
+    return Scores(Metric(**values["metric"]), tuple(float(value) for value in values["values"]), interval)

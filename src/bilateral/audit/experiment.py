@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.recording import Recording, record
 from bilateral.engine.federation import Federation, load_federation
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.protocols.guarantee import Guarantee
@@ -81,6 +83,34 @@ class Context:
         return SeededRandomness(self.plan.seed, "audit", *labels)
 
 
+@dataclass
+class HeteroContext:
+    """The same for a heterogeneous plan, whose parties answer each other's queries."""
+
+    plan: HeteroPlan
+    effort: Effort
+    data_dir: Path | None = None
+    on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
+
+    def guarantee(self) -> Guarantee:
+        return hetero_guarantee(self.plan)
+
+    def randomness(self, *labels: str | int) -> SeededRandomness:
+        return SeededRandomness(self.plan.seed, "audit", *labels)
+
+
+def context_of(
+    plan: RunPlan | HeteroPlan,
+    effort: EffortName,
+    data_dir: Path | None,
+    on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
+) -> Context | HeteroContext:
+    """What experiments on a plan of this kind are given."""
+    if isinstance(plan, HeteroPlan):
+        return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress)
+    return Context(plan, EFFORTS[effort], data_dir, on_progress)
+
+
 def undefended(plan: RunPlan) -> RunPlan:
     """The positive control: the same plan without any protection."""
     return reference_plan(plan)
@@ -88,12 +118,15 @@ def undefended(plan: RunPlan) -> RunPlan:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An attack with its controls. `applies` returns why it does not apply to a plan, or nothing."""
+    """An attack with its controls. `applies` returns why it does not apply to a plan, or nothing.
+
+    `run` takes the context of its kind of plan (`Context` or `HeteroContext`).
+    """
 
     name: str
     title: str
-    applies: Callable[[RunPlan, Guarantee], str]
-    run: Callable[[Context], Sequence[Evidence]]
+    applies: Callable[[Any, Guarantee], str]
+    run: Callable[[Any], Sequence[Evidence]]
     weight: float = 1.0
     """Seconds it takes on the default plan, roughly: for progress and for dealing out work."""
 

@@ -69,8 +69,9 @@ def judge_claims(guarantee: Guarantee, evidence: Sequence[Evidence]) -> list[Cla
     """Every claim and every admitted leak of the guarantee, whether tested or not."""
     findings = [judge(one) for one in evidence]
 
-    def about(tests: str | int, whom: str) -> tuple[Finding, ...]:  # noqa: ARG001
-        return tuple(found for found in findings if found.evidence.tests == tests)
+    def about(tests: str | int, whom: str) -> tuple[Finding, ...]:
+        of_it = [found for found in findings if found.evidence.tests == tests]
+        return tuple(found for found in of_it if _concerns(found.evidence.adversary, whom))
 
     claims = [_claim_verdict(claim, about(claim.subject, claim.whom)) for claim in guarantee.claims]
     leaks = [_leak_verdict(leak, about(leak.ledger_line, leak.whom)) for leak in guarantee.leaks]
@@ -214,6 +215,15 @@ def _beyond(scores: Scores, bound: float) -> bool:
 def _name(found: Finding) -> str:
     kind = "adaptive" if found.evidence.adaptive else "naive"
     return f"{found.evidence.attack} ({kind} {found.evidence.adversary})"
+
+
+def _concerns(adversary: str, whom: str) -> bool:
+    """Whether an adversary is one of those that something is hidden from, or leaks to."""
+    if whom.startswith("clients"):
+        return adversary in ("curious client", "colluding clients", "eavesdropper")
+    if whom == "server":
+        return adversary in ("curious server", "server with colluding clients", "eavesdropper")
+    return True
 
 
 def _claim_verdict(claim: Claim, findings: tuple[Finding, ...]) -> ClaimVerdict:

@@ -1,0 +1,239 @@
+"""`audit(plan)`: every experiment that applies, on the plan and on its controls, and a verdict per claim.
+
+result = audit(RunPlan())
+result.verdicts                  # one a claim, with all that was tried against it
+stored_result("audit.json")      # judges stored figures again
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bilateral.audit.audit_directory import AuditDirectory
+from bilateral.audit.evidence import Evidence, evidence_from
+from bilateral.audit.experiment import EffortName, Experiment, context_of
+from bilateral.audit.experiments import experiments_for
+from bilateral.audit.verdict import ClaimVerdict, judge_claims, rows
+from bilateral.audit.workers import run_jobs
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.plan_text import validated
+from bilateral.engine.run_directory import write_json
+from bilateral.errors import CheckpointError, PlanError
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+
+AnyPlan = RunPlan | HeteroPlan
+MAX_WORKERS = 2
+"""More would help little: the longest experiment decides."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An experiment that was not done, and why."""
+
+    name: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditProgress:
+    """How far an audit is."""
+
+    fraction: float
+    experiment: str
+    note: str
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """A finished (or interrupted) audit: raw figures, and what they mean."""
+
+    plan: Mapping[str, Any]
+    protection: str
+    guarantee: Guarantee
+    effort: str
+    evidence: tuple[Evidence, ...]
+    verdicts: tuple[ClaimVerdict, ...]
+    skipped: tuple[Skipped, ...]
+    seconds: float
+    finished: bool = True
+    output: Path | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "verdicts": rows(self.verdicts),
+            "protection": self.protection,
+            "plan": dict(self.plan),
+            "effort": self.effort,
+            "seconds": round(self.seconds, 1),
+            "finished": self.finished,
+            "skipped": [vars(one) for one in self.skipped],
+            "guarantee": self.guarantee.as_dict(),
+            "evidence": [one.as_dict() for one in self.evidence],
+        }
+
+
+def audit(
+    plan: AnyPlan,
+    *,
+    effort: EffortName = "standard",
+    only: Sequence[str] = (),
+    data_dir: str | Path | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    save: bool = True,
+    num_workers: int | None = None,
+    on_progress: Callable[[AuditProgress], None] = lambda _: None,
+    on_evidence: Callable[[AuditDirectory | None, Sequence[Evidence]], None] = lambda _directory, _evidence: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> AuditResult:
+    """Attack the plan.
+
+    `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
+    every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
+    experiment's evidence (with its pictures) as it comes in. `num_workers`: processes, by default one a core, at most
+    two.
+    """
+    context = context_of(plan, effort, None if data_dir is None else Path(data_dir))
+    guarantee = context.guarantee()
+    chosen, skipped = _choose(experiments_for(plan), plan, guarantee, only)
+    task = {"plan": json.loads(plan.model_dump_json()), "kind": type(plan).__name__, "effort": effort, "only": [*only]}
+    directory = _directory(plan, task, output, resume=resume, save=save)
+    done = directory.finished() if directory is not None else {}
+    progress = _Progress(chosen, on_progress, set(done))
+    left = [one.name for one in sorted(chosen, key=lambda one: -one.weight) if one.name not in done]
+    job = partial(run_experiment, plan=plan, effort=effort, data_dir=context.data_dir)
+    workers = num_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+    if left:
+        for ended in run_jobs(job, left, workers, progress.tell, should_stop):
+            progress.tell(ended.name, 1.0, "done")
+            if ended.error:
+                skipped.append(Skipped(ended.name, progress.title(ended.name), f"failed: {ended.error}"))
+                continue
+            done[ended.name] = (tuple(ended.result), ended.seconds)
+            on_evidence(directory, ended.result)
+            if directory is not None:
+                directory.write_evidence(ended.name, ended.result, ended.seconds)
+    evidence = tuple(one for experiment in chosen for one in done.get(experiment.name, ((), 0.0))[0])
+    missing = [one for one in chosen if one.name not in done and all(one.name != s.name for s in skipped)]
+    result = AuditResult(
+        task["plan"],
+        guarantee.protection,
+        guarantee,
+        effort,
+        evidence,
+        tuple(judge_claims(guarantee, evidence)),
+        (*skipped, *(Skipped(one.name, one.title, "the audit was stopped before it") for one in missing)),
+        sum(seconds for _, seconds in done.values()),
+        finished=not missing,
+        output=directory.path if directory is not None else None,
+    )
+    if directory is not None:
+        write_json(directory.result, result.as_dict())
+    return result
+
+
+def run_experiment(
+    name: str, tell: Callable[[float, str], None], *, plan: AnyPlan, effort: EffortName, data_dir: Path | None
+) -> list[Evidence]:
+    """One experiment, in whichever process this is."""
+    experiment = next(one for one in experiments_for(plan) if one.name == name)
+    return list(experiment.run(context_of(plan, effort, data_dir, tell)))
+
+
+def stored_plan(task: Mapping[str, Any]) -> AnyPlan:
+    """The plan of an audit's directory."""
+    kind: type[RunPlan] | type[HeteroPlan] = HeteroPlan if task["kind"] == "HeteroPlan" else RunPlan
+    return validated(kind, task["plan"], "plan.json")
+
+
+def stored_result(path: str | Path) -> AuditResult:
+    """A stored audit (`audit.json`). The verdicts are not read but judged anew from the raw figures."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        guarantee = Guarantee(
+            values["guarantee"]["protection"],
+            tuple(Claim(**claim) for claim in values["guarantee"]["claims"]),
+            tuple(Leak(**leak) for leak in values["guarantee"]["leaks"]),
+        )
+        evidence = tuple(evidence_from(one) for one in values["evidence"])
+        return AuditResult(
+            values["plan"],
+            values["protection"],
+            guarantee,
+            values["effort"],
+            evidence,
+            tuple(judge_claims(guarantee, evidence)),
+            tuple(Skipped(**one) for one in values["skipped"]),
+            float(values["seconds"]),
+            bool(values["finished"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is no stored audit: {type(error).__name__}: {error}", remedy="Name an `audit.json`."
+        ) from error
+
+
+class _Progress:
+    """Adds up the experiments' fractions by their weight."""
+
+    def __init__(
+        self, experiments: Sequence[Experiment], on_progress: Callable[[AuditProgress], None], done: set[str]
+    ) -> None:
+        self._experiments = {one.name: one for one in experiments}
+        self._fractions = {one.name: float(one.name in done) for one in experiments}
+        self._on_progress = on_progress
+
+    def tell(self, name: str, fraction: float, note: str) -> None:
+        self._fractions[name] = max(self._fractions[name], min(1.0, fraction))
+        total = sum(one.weight for one in self._experiments.values())
+        part = sum(one.weight * self._fractions[one.name] for one in self._experiments.values())
+        self._on_progress(AuditProgress(part / total, self.title(name), note))
+
+    def title(self, name: str) -> str:
+        return self._experiments[name].title
+
+
+def _choose(
+    experiments: Sequence[Experiment], plan: AnyPlan, guarantee: Guarantee, only: Sequence[str]
+) -> tuple[list[Experiment], list[Skipped]]:
+    names = [one.name for one in experiments]
+    unknown = [name for name in only if name not in names]
+    if unknown:
+        raise PlanError(
+            f"There is no experiment {', '.join(repr(name) for name in unknown)}.", remedy=f"Choose {', '.join(names)}."
+        )
+    chosen: list[Experiment] = []
+    skipped: list[Skipped] = []
+    for one in experiments:
+        reason = "not asked for" if only and one.name not in only else one.applies(plan, guarantee)
+        if reason:
+            skipped.append(Skipped(one.name, one.title, reason))
+        else:
+            chosen.append(one)
+    return chosen, skipped
+
+
+def _directory(
+    plan: AnyPlan, task: dict[str, Any], output: str | Path | None, *, resume: bool, save: bool
+) -> AuditDirectory | None:
+    if resume:
+        if output is None:
+            raise PlanError("Resuming needs the directory of the audit.", remedy="Give it as `output`.")
+        directory = AuditDirectory.open(Path(output))
+        if directory.task() != task:
+            raise CheckpointError(
+                f"{output} is the audit of another plan or effort.", remedy="Choose another --output."
+            )
+        return directory
+    if not save:
+        return None
+    title = f"{plan.data.name}-{plan.model.name}" if isinstance(plan, RunPlan) else f"{plan.data.name}-hetero"
+    return AuditDirectory.create(None if output is None else Path(output), title, task)

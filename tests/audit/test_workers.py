@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+
+from bilateral.audit.workers import WorkerError, run_jobs
+from bilateral.errors import DataError
+
+NAMES = ["one", "two", "three"]
+
+
+def square(name, tell):
+    tell(0.5, "half way")
+    return {"name": name, "process": os.getpid(), "tensor": torch.full((3,), float(len(name)))}
+
+
+def refuse_two(name, tell):
+    if name == "two":
+        raise DataError("two has no samples.", remedy="Give it some.")
+    return name
+
+
+def stumble(name, tell):
+    raise KeyError(f"bug in {name}")
+
+
+def die(name, tell):
+    os._exit(1)
+
+
+def sleep(name, tell):
+    tell(0.1, "asleep")
+    time.sleep(30 if name != "one" else 0)
+    return name
+
+
+def never():
+    return False
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_all_work_is_done_once_and_results_survive_the_workers(num_workers):
+    told = []
+    done = list(run_jobs(square, NAMES, num_workers, lambda *what: told.append(what), never))
+    assert sorted(one.name for one in done) == sorted(NAMES)
+    for one in done:
+        assert one.error == ""
+        assert torch.equal(one.result["tensor"], torch.full((3,), float(len(one.name))))
+        assert (one.result["process"] == os.getpid()) == (num_workers == 1)
+    assert {name for name, _, _ in told} == set(NAMES)
+    assert {(fraction, note) for _, fraction, note in told} == {(0.5, "half way")}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_a_user_can_mend_is_told_and_the_rest_goes_on(num_workers):
+    done = {one.name: one for one in run_jobs(refuse_two, NAMES, num_workers, lambda *_: None, never)}
+    assert "two has no samples" in done["two"].error
+    assert done["one"].result == "one"
+    assert done["three"].result == "three"
+
+
+def test_a_bug_is_raised_and_never_a_result():
+    with pytest.raises(KeyError, match="bug in one"):
+        list(run_jobs(stumble, NAMES, 1, lambda *_: None, never))
+    with pytest.raises(WorkerError, match="bug in"):
+        list(run_jobs(stumble, NAMES, 2, lambda *_: None, never))
+
+
+def test_a_worker_that_dies_is_an_error():
+    with pytest.raises(WorkerError, match="died"):
+        list(run_jobs(die, NAMES, 2, lambda *_: None, never))
+
+
+def test_stopping_ends_the_workers_at_once_and_keeps_what_is_done():
+    stop = []
+    started = time.monotonic()
+    done = []
+    for one in run_jobs(sleep, NAMES, 2, lambda *_: None, lambda: bool(stop)):
+        done.append(one.name)
+        stop.append(1)
+    assert done == ["one"]
+    assert time.monotonic() - started < 25
