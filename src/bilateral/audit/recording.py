@@ -6,7 +6,7 @@ Attacks never get a `Recording`: `threat` cuts an adversary's view out of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,16 @@ from bilateral.engine.federation import Federation, Problem
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Transcript
-from bilateral.learning.client import sample_clients
+from bilateral.errors import ThresholdError
+from bilateral.learning.client import TrainingClient, sample_clients
+from bilateral.learning.exchange import Dropouts
 from bilateral.learning.halves import ServerHalf
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.secrets import RoundSecrets
-from bilateral.randomness import SeededRandomness
+from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,8 +105,21 @@ class _Observed:
         self._inner.load_state_tensors(tensors)
 
     def snapshot(self) -> ServerHalf:
-        """The half as it is now, with its secrets; what it does later does not change it."""
-        return copy.deepcopy(self._inner)
+        """The half as it is now, with its secrets; what it does later does not change it.
+
+        Its streams are replaced: in a simulation they hold the seed, from which everybody's secrets follow.
+        """
+        streams = {id(stream): SecureRandomness() for stream in _streams_of(self._inner)}
+        return copy.deepcopy(self._inner, dict(streams))
+
+
+def _streams_of(half: object, depth: int = 3) -> Iterator[Randomness]:
+    """The streams of a half and of the halves inside it."""
+    for value in vars(half).values():
+        if isinstance(value, Randomness):
+            yield value
+        elif depth and type(value).__module__.startswith("bilateral.") and hasattr(value, "__dict__"):
+            yield from _streams_of(value, depth - 1)
 
 
 def record(
@@ -124,22 +139,31 @@ def record(
     observed = _Observed(training.server)
     training.server = observed
     transcript = Transcript(keep_messages=True)
-    exchange = blueprint.local_exchange(transcript.record)
+    rate = plan.federation.dropout
+    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+    exchange = blueprint.local_exchange(transcript.record, dropouts)
     server_rounds: list[ServerRound] = []
     batches: dict[tuple[str, int], Split] = {}
     draws = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
         kept = keep is None or round_index in keep
-        transcript.keep_messages = kept or not transcript.entries  # the set-up happens inside the first round
+        transcript.keep_messages = kept or round_index == 0  # the set-up happens inside the first round
         present = sample_clients(federation.names, plan.federation.participation, round_index, draws)
         before = training.weights()
-        training.advance(round_index, present, exchange)
-        if kept:
+        try:
+            training.advance(round_index, present, exchange)
+            happened = True
+        except ThresholdError:  # too few survived; the model is as it was, and the run goes on
+            happened = False
+        if not kept:
+            transcript.entries = [entry for entry in transcript.entries if entry.round_index != round_index]
+        elif happened:
             assert observed.total is not None
             server_rounds.append(ServerRound(round_index, before, observed.snapshot(), observed.total))
             for name in present:
                 client = exchange.clients[name]
-                batches[name, round_index] = client.batch(round_index)  # type: ignore[attr-defined]
+                assert isinstance(client, TrainingClient)
+                batches[name, round_index] = client.batch(round_index)
         if on_round is not None:
             on_round(round_index + 1, plan.training.rounds)
     return Recording(

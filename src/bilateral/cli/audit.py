@@ -1,0 +1,231 @@
+"""`bilateral audit` and `bilateral leakage-page`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.markup import escape
+
+from bilateral.audit.audit_directory import AuditDirectory
+from bilateral.audit.auditor import AnyPlan, AuditProgress, AuditResult, audit, stored_plan, stored_result
+from bilateral.audit.evidence import Evidence
+from bilateral.audit.experiment import EffortName
+from bilateral.audit.experiments import experiments_for
+from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
+from bilateral.cli.options import (
+    Clients,
+    DataDir,
+    DataName,
+    Json,
+    LossName,
+    ModelName,
+    PlanArgument,
+    Quiet,
+    Rounds,
+    Seed,
+    Settings,
+    budget,
+    build_plan,
+    check_writable,
+    parse_setting,
+)
+from bilateral.engine.hetero_plan import HeteroPlan, load_hetero_plan
+from bilateral.engine.plan import RunPlan
+from bilateral.errors import PlanError
+from bilateral.report.audit_html import write_html
+from bilateral.report.audit_pictures import write_pictures
+from bilateral.report.audit_table import audit_tables
+from bilateral.report.leakage_page import leakage_page
+
+BROKEN_CLAIM = 3
+"""Exit code of `--strict` if a claim of the plan is broken, or if the audit proves nothing about it."""
+
+
+def audit_command(
+    plan: PlanArgument = None,
+    data: DataName = None,
+    model: ModelName = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    loss: LossName = None,
+    protection: Annotated[str | None, typer.Option(help="perturbation or fedavg.", show_default=False)] = None,
+    masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help="Noise: sound, published, mp-cdp or mp-dp-naive.", show_default=False)
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget of the noise.", show_default=False)] = None,
+    hetero: Annotated[
+        bool, typer.Option("--hetero", help="The plan is one of `bilateral hetero`: audit secret-shared prediction.")
+    ] = False,
+    effort: Annotated[str, typer.Option(help="smoke (seconds, proves little), standard, thorough.")] = "standard",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this experiment; may be repeated.", show_default=False)
+    ] = None,
+    list_experiments: Annotated[bool, typer.Option("--list", help="List the experiments and stop.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes; by default one a core, at most two.", min=1, show_default=False)
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 unless every claim of the plan holds.")] = False,
+    show: Annotated[
+        Path | None, typer.Option(help="Print a stored audit (its folder or audit.json) and stop.", show_default=False)
+    ] = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The audit's folder.", show_default=False)
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a stopped audit.", show_default=False)] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack a plan, as each of its parties could, and say which of its claims hold.
+
+    Every attack is also tried on plain FedAvg, where it must succeed, and on something that tells nothing, where it
+    must fail; otherwise it proves nothing, and the audit says so. Without a plan: the default of `bilateral run`, in a
+    few minutes. Figures, pictures and a page for the browser go to a folder.
+
+    Examples:
+
+      bilateral audit
+
+      bilateral audit plan.toml --output out --strict
+
+      bilateral audit --masks none --only gradient-inversion
+
+      bilateral audit --data breast-cancer --model mlp-3 --loss mse --mechanism published --epsilon 3
+
+      bilateral audit --hetero
+
+      bilateral audit --show out
+    """
+    if show is not None:
+        _print(stored_result(_stored_file(show)), json=json)
+        return
+    named = {
+        "data.name": data,
+        "model.name": model,
+        "federation.clients": clients,
+        "training.rounds": rounds,
+        "training.loss": loss,
+        "protection": protection,
+        "aggregation.masks": masks,
+        "seed": seed,
+    }
+    if effort not in get_args(EffortName):
+        raise PlanError(f"There is no effort {effort!r}.", remedy=f"Choose {', '.join(get_args(EffortName))}.")
+    chosen: AnyPlan
+    if resume is not None:
+        if plan is not None or settings or output or only or epsilon or any(v is not None for v in named.values()):
+            raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
+        task = AuditDirectory.open(resume).task()
+        chosen, effort, only = stored_plan(task), task["effort"], task["only"]
+    elif hetero:
+        chosen = _hetero_plan(plan, named, settings)
+    else:
+        chosen = build_plan(plan, {**named, **budget(plan, mechanism=mechanism, epsilon=epsilon)}, settings)
+    if list_experiments:
+        _list(chosen, json=json)
+        return
+    with (
+        ProgressBar(f"audit of {_title(chosen)}", quiet=quiet) as bar,
+        interruptible("Stopping; what is done is kept. Once more to stop at once.") as interrupted,
+    ):
+        result = audit(
+            chosen,
+            effort=effort,  # type: ignore[arg-type]
+            only=only or (),
+            data_dir=data_dir,
+            output=resume or output,
+            resume=resume is not None,
+            num_workers=workers,
+            on_progress=lambda progress: bar.update(round(100 * progress.fraction), 100, _note(progress)),
+            on_evidence=_write_pictures,
+            should_stop=lambda: bool(interrupted),
+        )
+    if result.output is not None:
+        write_html(result, AuditDirectory(result.output).pictures, result.output / "audit.html")
+    _print(result, json=json)
+    if not result.finished:
+        again = ["bilateral", "audit", "--resume", str(result.output)]
+        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
+        err.print(f"Stopped. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
+        raise typer.Exit(130)
+    if strict and any(v.claimed_by == "this plan" and v.verdict != "holds" for v in result.verdicts):
+        raise typer.Exit(BROKEN_CLAIM)
+
+
+def leakage_page_command(
+    stored: Annotated[list[Path], typer.Argument(help="Stored audits: their folders or audit.json files.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the page on what leaks, from stored audits: what the papers claim, what attackers got, what closes it.
+
+    Example:
+
+      bilateral leakage-page docs/audits/*/audit.json --output docs/leakage.md
+    """
+    check_writable(output)
+    page = leakage_page([(_stored_name(path), stored_result(_stored_file(path))) for path in stored])
+    if output is None:
+        out.print(page, markup=False)
+    else:
+        output.write_text(page, encoding="utf-8")
+
+
+def _stored_file(path: Path) -> Path:
+    return path / "audit.json" if path.is_dir() else path
+
+
+def _stored_name(path: Path) -> str:
+    return path.name if path.is_dir() else path.parent.name
+
+
+def _hetero_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> HeteroPlan:
+    taken = {"data.name", "seed"}
+    given = {key: value for key, value in named.items() if value is not None}
+    if strangers := sorted(set(given) - taken):
+        raise PlanError(
+            f"{', '.join(strangers)}: no setting of a heterogeneous plan.", remedy="Use --set, or a plan file."
+        )
+    plan = load_hetero_plan(path) if path is not None else HeteroPlan()
+    changes = {**given, **dict(parse_setting(text) for text in settings or [])}
+    return plan.with_settings(changes) if changes else plan
+
+
+def _write_pictures(directory: AuditDirectory | None, evidence: Sequence[Evidence]) -> None:
+    if directory is not None:
+        write_pictures(evidence, directory.pictures)
+
+
+def _title(plan: AnyPlan) -> str:
+    return f"{plan.data.name} / {plan.model.name}" if isinstance(plan, RunPlan) else f"{plan.data.name}, heterogeneous"
+
+
+def _note(progress: AuditProgress) -> str:
+    return f"{progress.experiment}: {progress.note}"
+
+
+def _list(plan: AnyPlan, *, json: bool) -> None:
+    experiments = experiments_for(plan)
+    if json:
+        print_json({"experiments": [{"name": one.name, "title": one.title} for one in experiments]})
+        return
+    for one in experiments:
+        out.print(f"{one.name:28} {one.title}")
+
+
+def _print(result: AuditResult, *, json: bool) -> None:
+    if json:
+        print_json(result.as_dict())
+        return
+    for part in audit_tables(result):
+        out.print(part)
+    if result.output is not None:
+        out.print(f"\nFigures, pictures and audit.html: {escape(str(result.output))}")
