@@ -74,11 +74,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} is not valid JSON.", remedy="Delete it; that part is then done again."
-        ) from error
+        raise CheckpointError(f"{path} is not valid JSON.", remedy=_DELETE) from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: expected one JSON object.", remedy="Delete it; that part is then done again.")
+        raise CheckpointError(f"{path}: expected one JSON object.", remedy=_DELETE)
     return values
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.evidence import Evidence, evidence_from
@@ -27,8 +27,10 @@ from bilateral.engine.plan_text import validated
 from bilateral.engine.run_directory import write_json
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+from bilateral.protocols.share.comparison import STYLES
 
 AnyPlan = RunPlan | HeteroPlan
+StyleName = Literal["hardened", "published"]
 MAX_WORKERS = 2
 """More would help little: the longest experiment decides."""
 
@@ -84,6 +86,7 @@ def audit(
     plan: AnyPlan,
     *,
     effort: EffortName = "standard",
+    style: StyleName = "hardened",
     only: Sequence[str] = (),
     data_dir: str | Path | None = None,
     output: str | Path | None = None,
@@ -96,20 +99,28 @@ def audit(
 ) -> AuditResult:
     """Attack the plan.
 
+    `style`: how a heterogeneous plan compares activations; a run always uses `hardened`.
     `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
     every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
     experiment's evidence (with its pictures) as it comes in. `num_workers`: processes, by default one a core, at most
     two.
     """
-    context = context_of(plan, effort, None if data_dir is None else Path(data_dir))
+    context = context_of(plan, effort, None if data_dir is None else Path(data_dir), style=STYLES[style])
     guarantee = context.guarantee()
     chosen, skipped = _choose(experiments_for(plan), plan, guarantee, only)
-    task = {"plan": json.loads(plan.model_dump_json()), "kind": type(plan).__name__, "effort": effort, "only": [*only]}
+    kind = type(plan).__name__
+    task: dict[str, Any] = {
+        "plan": plan.model_dump(mode="json"),
+        "kind": kind,
+        "effort": effort,
+        "style": style,
+        "only": [*only],
+    }
     directory = _directory(plan, task, output, resume=resume, save=save)
     done = directory.finished() if directory is not None else {}
     progress = _Progress(chosen, on_progress, set(done))
     left = [one.name for one in sorted(chosen, key=lambda one: -one.weight) if one.name not in done]
-    job = partial(run_experiment, plan=plan, effort=effort, data_dir=context.data_dir)
+    job = partial(run_experiment, plan=plan, effort=effort, style=style, data_dir=context.data_dir)
     workers = num_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
     if left:
         for ended in run_jobs(job, left, workers, progress.tell, should_stop):
@@ -141,11 +152,17 @@ def audit(
 
 
 def run_experiment(
-    name: str, tell: Callable[[float, str], None], *, plan: AnyPlan, effort: EffortName, data_dir: Path | None
+    name: str,
+    tell: Callable[[float, str], None],
+    *,
+    plan: AnyPlan,
+    effort: EffortName,
+    style: StyleName,
+    data_dir: Path | None,
 ) -> list[Evidence]:
     """One experiment, in whichever process this is."""
     experiment = next(one for one in experiments_for(plan) if one.name == name)
-    return list(experiment.run(context_of(plan, effort, data_dir, tell)))
+    return list(experiment.run(context_of(plan, effort, data_dir, tell, style=STYLES[style])))
 
 
 def stored_plan(task: Mapping[str, Any]) -> AnyPlan:

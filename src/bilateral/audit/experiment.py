@@ -19,6 +19,8 @@ from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 
 EffortName = Literal["smoke", "standard", "thorough"]
@@ -70,9 +72,15 @@ class Context:
             self._federations[key] = load_federation(plan, self.data_dir)
         return self._federations[key]
 
-    def record(self, plan: RunPlan, *, keep: Collection[int] | None = None) -> Recording:
+    def record(
+        self,
+        plan: RunPlan,
+        *,
+        keep: Collection[int] | None = None,
+        on_round: Callable[[int, int], None] | None = None,
+    ) -> Recording:
         """Run a plan (the audit's own, changed, or a control) and keep it."""
-        return record(plan, self.federation(plan), keep=keep)
+        return record(plan, self.federation(plan), keep=keep, on_round=on_round)
 
     def guarantee(self) -> Guarantee:
         """What the plan claims and admits."""
@@ -91,9 +99,12 @@ class HeteroContext:
     effort: Effort
     data_dir: Path | None = None
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
+    style: ComparisonStyle = HARDENED
+    """How activations are compared. A run always uses the hardened way; the published one is there to be audited."""
 
     def guarantee(self) -> Guarantee:
-        return hetero_guarantee(self.plan)
+        plain = self.plan.answers == "plain"
+        return hetero_guarantee(self.plan) if plain else answers_guarantee(self.plan.num_answerers, self.style)
 
     def randomness(self, *labels: str | int) -> SeededRandomness:
         return SeededRandomness(self.plan.seed, "audit", *labels)
@@ -104,10 +115,12 @@ def context_of(
     effort: EffortName,
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
+    *,
+    style: ComparisonStyle = HARDENED,
 ) -> Context | HeteroContext:
     """What experiments on a plan of this kind are given."""
     if isinstance(plan, HeteroPlan):
-        return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress)
+        return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress, style)
     return Context(plan, EFFORTS[effort], data_dir, on_progress)
 
 

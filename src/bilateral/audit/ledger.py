@@ -126,5 +126,12 @@ _LINES = (
         "the answer is what the protocol is for",
         "nothing; fewer queries, and more answering clients",
     ),
+    LedgerLine(
+        15,
+        "the values of the parameters, to some percent",
+        "P0, P1, P2, P3",
+        "clients cannot get the true parameters from the perturbed ones (this project said so too, until its audit)",
+        "nothing known",
+    ),
 )
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -14,6 +14,7 @@ carries. A view has the seeds that its party needs to read its own messages, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -26,7 +27,7 @@ from bilateral.engine.secure_answers import agreed_keys
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.circuit import Circuit
+from bilateral.protocols.share.circuit import Circuit, MaxPool, Relu
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.conversation import SERVER, LocalTransport
 from bilateral.protocols.share.messages import BatchRequest, BlindedValues, Carries, SessionNotice
@@ -163,9 +164,7 @@ class SharedParties:
 
 def querying_view(run: SharedRun) -> SharedView:
     """Whoever asked."""
-    return replace(
-        _view(run, "querying party", run.querier, run.sessions), queries=run.queries, answers=run.answers
-    )
+    return replace(_view(run, "querying party", run.querier, run.sessions), queries=run.queries, answers=run.answers)
 
 
 def answering_view(run: SharedRun, answerer: str) -> SharedView:
@@ -206,6 +205,16 @@ def blinded_numbers(view: SharedView, session: Session) -> list[Tensor]:
             for _ in range(2):  # the stream goes on with the answering party's shares of the judgement
                 stream.words(*message.values.shape)
     return [torch.cat(part) for part in parts]
+
+
+def comparison_bits(circuit: Circuit) -> list[int]:
+    """Fraction bits of the numbers of every comparison, in the order of a walk."""
+    bits: list[int] = []
+    for step in circuit.steps:
+        candidates = 2 if isinstance(step, Relu) else math.prod(step.kernel) if isinstance(step, MaxPool) else 1
+        rounds = (candidates - 1).bit_length()  # half of the candidates drop out in a round
+        bits += [circuit.values[step.sources[0]].fraction_bits] * rounds
+    return bits
 
 
 def circuits_read(view: SharedView) -> dict[str, Circuit]:

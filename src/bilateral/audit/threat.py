@@ -6,6 +6,7 @@
 | colluding clients | what any of them sent and received | their data and batches                            |
 | curious server    | all that passes it: everything     | its model, its secrets, the sums that it unmasked |
 | server + clients  | everything                         | both of the above                                 |
+| dishonest server  | everything, and what it provokes   | the same as the curious server                    |
 | eavesdropper      | everything, where there is no TLS  | nothing                                           |
 
 The querying and the answering party of secret-shared prediction are in `shared_views`.
@@ -38,6 +39,7 @@ AdversaryName = Literal[
     "colluding clients",
     "curious server",
     "server with colluding clients",
+    "dishonest server",
     "eavesdropper",
     "querying party",
     "answering party",

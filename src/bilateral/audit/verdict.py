@@ -75,7 +75,22 @@ def judge_claims(guarantee: Guarantee, evidence: Sequence[Evidence]) -> list[Cla
 
     claims = [_claim_verdict(claim, about(claim.subject, claim.whom)) for claim in guarantee.claims]
     leaks = [_leak_verdict(leak, about(leak.ledger_line, leak.whom)) for leak in guarantee.leaks]
-    return claims + leaks
+    placed = {id(found) for verdict in claims + leaks for found in verdict.findings}
+    return claims + leaks + _unstated([found for found in findings if id(found) not in placed])
+
+
+def _unstated(findings: Sequence[Finding]) -> list[ClaimVerdict]:
+    """What was tried though the plan neither claims nor admits it: nothing that was found may be lost."""
+    verdicts = []
+    for tests in dict.fromkeys(found.evidence.tests for found in findings):
+        about = tuple(found for found in findings if found.evidence.tests == tests)
+        whom = ", ".join(dict.fromkeys(found.evidence.adversary for found in about))
+        what = LEDGER[tests].leak if isinstance(tests, int) else tests
+        verdict, reason = combine(about)
+        verdicts.append(
+            ClaimVerdict(tests, what, whom, "nobody: this plan does not mention it", verdict, reason, about)
+        )
+    return verdicts
 
 
 def combine(findings: Sequence[Finding]) -> tuple[Word, str]:
@@ -169,16 +184,32 @@ def _least_p_value(evidence: Evidence) -> tuple[float, Scores] | None:
 
 def _doubt(evidence: Evidence) -> str:
     """Why a failure of this attack would mean nothing; empty if it would mean something."""
+    doubt = _doubt_of_positive(evidence) or _doubt_of_negative(evidence)
+    if not doubt and evidence.bound is None and all(_passes(gate, evidence.target) for gate in evidence.gates):
+        return "it reaches what counts as success, but not so clearly that chance is out of the question"
+    return doubt
+
+
+def _doubt_of_positive(evidence: Evidence) -> str:
     if evidence.positive is None or not evidence.gates:
         return "no positive control: it was never seen to work"
     missed = [str(gate) for gate in evidence.gates if not _passes(gate, evidence.positive)]
     if missed:
         return f"its positive control ({evidence.positive.what}) misses {', '.join(missed)}"
-    if evidence.negative is None:
+    unmeasured = [gate.metric.name for gate in evidence.gates if evidence.target.of(gate.metric) is None]
+    return f"{', '.join(unmeasured)}, by which it counts as working, was not measured here" if unmeasured else ""
+
+
+def _doubt_of_negative(evidence: Evidence) -> str:
+    negative = evidence.negative
+    if negative is None:
         return "no negative control: chance is unknown"
-    if all(_passes(gate, evidence.negative) for gate in evidence.gates):
-        return f"its negative control ({evidence.negative.what}) passes the gates of success: the measure is blind"
-    if evidence.bound is None and not _can_tell(evidence, evidence.negative):
+    unknown = [scores.metric.name for scores in evidence.target.scores if negative.of(scores.metric) is None]
+    if unknown:
+        return f"its negative control ({negative.what}) has no {', '.join(unknown)}: chance is unknown"
+    if all(_passes(gate, negative) for gate in evidence.gates):
+        return f"its negative control ({negative.what}) passes the gates of success: the measure is blind"
+    if evidence.bound is None and not _can_tell(evidence, negative):
         return "too few trials to tell it from its negative control"
     return ""
 
@@ -201,10 +232,19 @@ def _judge_bound(evidence: Evidence, bound: float) -> Finding:
         control = evidence.negative.of(main.metric)
         if control is not None and _beyond(control, bound):
             return Finding(evidence, "proves nothing", "its negative control is beyond the bound: the measure is wrong")
-    doubt = _doubt(evidence)
+    doubt = _doubt(evidence) or _doubt_of_bound(main, bound)
     if doubt:
         return Finding(evidence, "proves nothing", doubt)
     return Finding(evidence, "holds", f"{main.metric.name} {main.mean:.3g} is within the claimed {bound:g}")
+
+
+def _doubt_of_bound(main: Scores, bound: float) -> str:
+    """A value beyond the bound, or without a known interval, is not within it."""
+    beyond = main.mean > bound if main.metric.better == "high" else main.mean < bound
+    if beyond:
+        return f"{main.metric.name} {main.mean:.3g} is beyond the claimed {bound:g}, but its interval is not"
+    known = main.interval[0] if main.metric.better == "high" else main.interval[1]
+    return "" if abs(known) < float("inf") else f"the interval of {main.metric.name} is unknown"
 
 
 def _beyond(scores: Scores, bound: float) -> bool:
@@ -222,7 +262,7 @@ def _concerns(adversary: str, whom: str) -> bool:
     if whom.startswith("clients"):
         return adversary in ("curious client", "colluding clients", "eavesdropper")
     if whom == "server":
-        return adversary in ("curious server", "server with colluding clients", "eavesdropper")
+        return adversary in ("curious server", "server with colluding clients", "dishonest server", "eavesdropper")
     return True
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.auditor import AnyPlan, AuditProgress, AuditResult, audit, stored_plan, stored_result
+from bilateral.audit.auditor import AnyPlan, AuditProgress, AuditResult, StyleName, audit, stored_plan, stored_result
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.experiment import EffortName
 from bilateral.audit.experiments import experiments_for
@@ -39,7 +39,7 @@ from bilateral.errors import PlanError
 from bilateral.report.audit_html import write_html
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.audit_table import audit_tables
-from bilateral.report.leakage_page import leakage_page
+from bilateral.report.leakage_page import leakage_page, pictures_beside
 
 BROKEN_CLAIM = 3
 """Exit code of `--strict` if a claim of the plan is broken, or if the audit proves nothing about it."""
@@ -61,6 +61,9 @@ def audit_command(
     hetero: Annotated[
         bool, typer.Option("--hetero", help="The plan is one of `bilateral hetero`: audit secret-shared prediction.")
     ] = False,
+    style: Annotated[
+        str, typer.Option(help="With --hetero: hardened, or published as in the paper, to see it break.")
+    ] = "hardened",
     effort: Annotated[str, typer.Option(help="smoke (seconds, proves little), standard, thorough.")] = "standard",
     only: Annotated[
         list[str] | None, typer.Option(help="Only this experiment; may be repeated.", show_default=False)
@@ -118,12 +121,16 @@ def audit_command(
     }
     if effort not in get_args(EffortName):
         raise PlanError(f"There is no effort {effort!r}.", remedy=f"Choose {', '.join(get_args(EffortName))}.")
+    if style not in get_args(StyleName) or (style != "hardened" and not hetero):
+        raise PlanError(
+            f"There is no style {style!r} here.", remedy=f"With --hetero, choose {', '.join(get_args(StyleName))}."
+        )
     chosen: AnyPlan
     if resume is not None:
         if plan is not None or settings or output or only or epsilon or any(v is not None for v in named.values()):
             raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
         task = AuditDirectory.open(resume).task()
-        chosen, effort, only = stored_plan(task), task["effort"], task["only"]
+        chosen, effort, style, only = stored_plan(task), task["effort"], task["style"], task["only"]
     elif hetero:
         chosen = _hetero_plan(plan, named, settings)
     else:
@@ -138,6 +145,7 @@ def audit_command(
         result = audit(
             chosen,
             effort=effort,  # type: ignore[arg-type]
+            style=style,  # type: ignore[arg-type]
             only=only or (),
             data_dir=data_dir,
             output=resume or output,
@@ -172,7 +180,8 @@ def leakage_page_command(
       bilateral leakage-page docs/audits/*/audit.json --output docs/leakage.md
     """
     check_writable(output)
-    page = leakage_page([(_stored_name(path), stored_result(_stored_file(path))) for path in stored])
+    results = [(_stored_name(path), stored_result(_stored_file(path))) for path in stored]
+    page = leakage_page(results, {_stored_name(path): pictures_beside(_stored_file(path)) for path in stored})
     if output is None:
         out.print(page, markup=False)
     else:

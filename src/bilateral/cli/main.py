@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from bilateral import __version__
-from bilateral.cli import bench, compare, deploy, export, hetero, inspect, privacy, run, submit, watch
+from bilateral.cli import audit, bench, compare, deploy, export, hetero, inspect, privacy, run, submit, watch
 from bilateral.cli.console import err
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.command("run")(run.run_command)
 app.command("hetero")(hetero.hetero_command)
+app.command("audit")(audit.audit_command)
+app.command("leakage-page")(audit.leakage_page_command)
 app.command("watch")(watch.watch_command)
 app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)

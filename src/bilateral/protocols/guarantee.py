@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Subject = Literal[
-    "parameter values",
     "single uploads",
     "overlapping sums",
     "other clients' uploads",

@@ -1,12 +1,44 @@
-"""All experiments: one module each, what is common to several in the modules of `audit` above."""
+"""All experiments. What is common to several is in modules of its own, beside them."""
 
 from __future__ import annotations
 
 from bilateral.audit.experiment import Experiment
+from bilateral.audit.experiments import (
+    dishonest_server,
+    distinguishing_game,
+    function_recovery,
+    gradient_inversion,
+    mask_leaks,
+    membership_by_clients,
+    membership_by_server,
+    model_inversion,
+    parameter_recovery,
+    shared_prediction,
+    sizes_and_presence,
+    softmax_recovery,
+    sum_inversion,
+    upload_terms,
+)
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 
 
 def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
     """The experiments on plans of this kind, whether they apply to this one or not."""
-    return ()
+    if isinstance(plan, HeteroPlan):
+        return shared_prediction.EXPERIMENTS
+    return (
+        *gradient_inversion.EXPERIMENTS,
+        sum_inversion.EXPERIMENT,
+        upload_terms.EXPERIMENT,
+        membership_by_server.EXPERIMENT,
+        membership_by_clients.EXPERIMENT,
+        function_recovery.EXPERIMENT,
+        model_inversion.EXPERIMENT,
+        softmax_recovery.EXPERIMENT,
+        parameter_recovery.EXPERIMENT,
+        distinguishing_game.EXPERIMENT,
+        mask_leaks.EXPERIMENT,
+        *sizes_and_presence.EXPERIMENTS,
+        dishonest_server.EXPERIMENT,
+    )

@@ -18,9 +18,8 @@ def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarante
         Claim("signs of activations", "signs of activations and where they are", "querying client", _ASSUMPTION),
     ]
     if num_answerers > 1:
-        claims.append(
-            Claim("single answers", "each answerer's logits; it learns their sum", "querying client", _ASSUMPTION)
-        )
+        beyond = "each answerer's logits, beyond what their sum and the sizes of line 5 tell"
+        claims.append(Claim("single answers", beyond, "querying client", _ASSUMPTION))
     leaks = [
         Leak("the architecture of every network, and who asks whom how often", "all three", 13),
         Leak(

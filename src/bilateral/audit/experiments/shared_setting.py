@@ -1,0 +1,144 @@
+"""What the experiments on secret-shared prediction have in common: trained clients, who asks and who answers.
+
+The querying party also trains *shadows*: networks of the answering clients' architectures, which it is told (ledger,
+line 13), on samples of its own. They are its idea of the others' networks before it has seen anything: what it learns
+from a view must beat them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bilateral.audit.experiment import Effort
+from bilateral.audit.shared_views import SharedParties, blinded_numbers, querying_view
+from bilateral.data import Split
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.hetero_setup import answerers_of, deal, make_client
+from bilateral.protocols.share.comparison import ComparisonStyle
+from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.plaintext import FixedPointModel
+from bilateral.randomness import Randomness
+
+Progress = Callable[[float, str], None]
+Seen = Mapping[str, Sequence[Tensor]]
+"""What the querying party sees of comparisons, unmasked: by answering party, u of every comparison."""
+
+
+@dataclass(frozen=True)
+class SharedEffort:
+    """An audit's effort, in what these experiments count. The same in every condition."""
+
+    queries: int
+    repeats: int
+    """How often the adaptive querying party asks the same."""
+    examples: int
+    """Runs of each world that an attacker plays by itself."""
+    trials: int
+    """Runs that it is shown afterwards."""
+    copies: int
+    """Training steps of a copy."""
+
+    @classmethod
+    def of(cls, effort: Effort) -> SharedEffort:
+        return {
+            "smoke": cls(16, 4, 16, 20, 100),
+            "standard": cls(effort.images, 8, 60, 40, effort.steps),
+            "thorough": cls(effort.images, 16, 200, 200, effort.steps),
+        }[effort.name]
+
+
+@dataclass(frozen=True, repr=False)
+class SharedSetting:
+    """Clients after their own training. `models` are what answers, in the clear and compiled."""
+
+    plan: HeteroPlan
+    style: ComparisonStyle
+    effort: SharedEffort
+    randomness: Randomness
+    """For what attackers and controls draw."""
+    querier: str
+    own: nn.Module
+    """The querying party's network."""
+    queries: Tensor
+    """What the plan lets it ask in an iteration."""
+    networks: Mapping[str, nn.Module]
+    models: Mapping[str, FixedPointModel]
+    shadows: Mapping[str, FixedPointModel]
+    test: Split
+
+    @property
+    def few_queries(self) -> Tensor:
+        return self.queries[: self.effort.queries]
+
+    def parties(self, style: ComparisonStyle, *labels: str | int) -> SharedParties:
+        """Clients and a server with keys of their own."""
+        names = (self.querier, *self.models)
+        return SharedParties(names, self.randomness.child("parties", style.name, *labels), style)
+
+
+def prepare(
+    plan: HeteroPlan,
+    style: ComparisonStyle,
+    effort: Effort,
+    randomness: Randomness,
+    on_progress: Progress,
+    data_dir: Path | None = None,
+) -> SharedSetting:
+    """Train the first client, those who answer it in the first iteration, and the shadows."""
+    shares = deal(plan, data_dir)
+    querier = plan.clients.names[0]
+    answerers = answerers_of(plan, querier, 1)
+    own = make_client(plan, querier, shares.clients[querier], shares.num_classes)
+    own.local_train()
+    own_data = shares.clients[querier]
+    attackers_plan = plan.with_settings({"seed": int.from_bytes(randomness.child("shadows").random_bytes(6), "little")})
+    networks, models, shadows = {}, {}, {}
+    trained: dict[str, FixedPointModel] = {}
+    for position, name in enumerate(answerers):
+        on_progress(position / len(answerers), f"{name} trains")
+        client = make_client(plan, name, shares.clients[name], shares.num_classes)
+        client.local_train()
+        networks[name] = client.answering_model()
+        models[name] = compile_model(networks[name], shares.clients[name].inputs)
+        label = plan.clients.label(name)
+        if label not in trained:
+            shadow = make_client(attackers_plan, name, own_data, shares.num_classes)
+            shadow.local_train()
+            trained[label] = compile_model(shadow.answering_model(), own_data.inputs)
+        shadows[name] = trained[label]
+    queries = own.make_queries(1)
+    return SharedSetting(
+        plan, style, SharedEffort.of(effort), randomness, querier, own.model, queries, networks, models, shadows,
+        shares.test,
+    )  # fmt: skip
+
+
+def ask_again(
+    setting: SharedSetting,
+    style: ComparisonStyle,
+    queries: Tensor,
+    models: Mapping[str, FixedPointModel],
+    repeats: int,
+    label: str,
+    *,
+    first_only: bool = False,
+) -> list[Seen]:
+    """What the querying party sees of the same queries, asked so many times in sessions of their own."""
+    parties = setting.parties(style, label)
+    found: list[Seen] = []
+    for _ in range(repeats):
+        view = querying_view(parties.ask(setting.querier, queries, models))
+        seen = {session.answerer: blinded_numbers(view, session) for session in view.sessions}
+        found.append({name: numbers[:1] for name, numbers in seen.items()} if first_only else seen)
+    return found
+
+
+def random_like(numbers: Tensor, randomness: Randomness) -> Tensor:
+    """Of random signs, and sizes spread as a factor times an activation is."""
+    sizes = randomness.log_uniform(*numbers.shape, low=2.0**35, high=2.0**55)
+    return (sizes * randomness.signs(*numbers.shape)).to(torch.int64)

@@ -1,0 +1,100 @@
+"""How alike two samples are: PSNR and SSIM of images on the scale 0 to 1, relative error of anything else.
+
+Datasets come standardised. `ValueRange` is the range that values of each channel (or feature) take in public samples;
+images are put back on 0 to 1 by it, and attackers keep their guesses inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from skimage.metrics import structural_similarity
+from torch import Tensor
+
+from bilateral.audit.evidence import Condition
+from bilateral.audit.scores import INPUT_ERROR, PSNR, RECONSTRUCTED, SSIM, Metric, Scores
+
+SUCCESS_DB = 20.0
+"""From here on a reconstruction shows what the image is of."""
+LARGEST_PSNR = 100.0
+"""Of equal images; it must be finite to be averaged."""
+LARGEST_WINDOW = 7
+
+
+@dataclass(frozen=True, eq=False)
+class ValueRange:
+    """Lowest and highest value of each channel, shaped to broadcast over one sample."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, samples: Tensor) -> ValueRange:
+        """Of images (NCHW) a channel, of tables (NF) a feature."""
+        dims = (0, *range(2, samples.dim()))
+        return cls(samples.amin(dims, keepdim=True)[0], samples.amax(dims, keepdim=True)[0])
+
+    def to_unit(self, samples: Tensor) -> Tensor:
+        """The range becomes 0 to 1; a constant channel becomes 0. Values outside are clamped."""
+        width = self.high - self.low
+        width = torch.where(width > 0, width, torch.ones_like(width))
+        return ((samples - self.low) / width).clamp(0.0, 1.0)
+
+    def clamp(self, samples: Tensor) -> Tensor:
+        """Into the range; what is no number goes to the middle of it."""
+        middle = ((self.low + self.high) / 2).expand_as(samples)
+        return torch.clamp(torch.where(torch.isfinite(samples), samples, middle), self.low, self.high)
+
+
+def psnr(guess: Tensor, truth: Tensor) -> float:
+    """Peak signal to noise ratio in dB of two images on the scale 0 to 1."""
+    error = float(torch.mean((guess.double() - truth.double()) ** 2))
+    return LARGEST_PSNR if error <= 10 ** (-LARGEST_PSNR / 10) else float(-10 * torch.log10(torch.tensor(error)))
+
+
+def ssim(guess: Tensor, truth: Tensor) -> float:
+    """Structural similarity of two images (CHW) on the scale 0 to 1, with the largest window up to 7 that fits."""
+    smallest = min(truth.shape[-2:])
+    window = min(LARGEST_WINDOW, smallest - (smallest + 1) % 2)
+    if window < 3:
+        return 0.0  # there is no structure in so few pixels
+    measure: Callable[..., float] = structural_similarity
+    images = guess.double().numpy(), truth.double().numpy()
+    return float(measure(*images, win_size=window, data_range=1.0, channel_axis=0))
+
+
+def relative_error(guess: Tensor, truth: Tensor) -> float:
+    """Distance over the truth's length; no more than 10, so that a mean says something."""
+    length = float(truth.double().norm())
+    return min(10.0, float((guess.double() - truth.double()).norm()) / max(length, 1e-12))
+
+
+def is_image(sample: Tensor) -> bool:
+    return sample.dim() == 3
+
+
+def metrics_for(sample: Tensor) -> tuple[Metric, ...]:
+    """What samples of this kind are scored by; the first is the one that tables show."""
+    return (PSNR, SSIM, RECONSTRUCTED) if is_image(sample) else (INPUT_ERROR,)
+
+
+def score_sample(guess: Tensor, truth: Tensor, bounds: ValueRange) -> dict[Metric, float]:
+    """One guess in every metric of its kind."""
+    if not is_image(truth):
+        return {INPUT_ERROR: relative_error(guess, truth)}
+    shown, real = bounds.to_unit(guess), bounds.to_unit(truth)
+    value = psnr(shown, real)
+    return {PSNR: value, SSIM: ssim(shown, real), RECONSTRUCTED: float(value > SUCCESS_DB)}
+
+
+def score_best(candidates: Tensor, truth: Tensor, bounds: ValueRange) -> dict[Metric, float]:
+    """The candidate nearest to the truth: what somebody who looks through them all would find."""
+    distances = (candidates.double() - truth.double()).flatten(1).norm(dim=1)
+    return score_sample(candidates[int(distances.argmin())], truth, bounds)
+
+
+def condition(what: str, found: Sequence[dict[Metric, float]]) -> Condition:
+    """Scores of several trials, metric by metric."""
+    return Condition(what, tuple(Scores(metric, tuple(one[metric] for one in found)) for metric in found[0]))

@@ -1,0 +1,104 @@
+"""The command line's view: loud, complete, and within its columns."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from audit.samples import (
+    BLIND_ATTACK,
+    BROKEN,
+    HOLDS,
+    audit_of,
+    distinguisher,
+    fitted_secrets,
+    inversion,
+    membership,
+    read_softmax,
+    with_ssim,
+)
+from bilateral.audit.auditor import Skipped
+from bilateral.protocols.guarantee import Claim, Guarantee
+from bilateral.report.audit_table import audit_tables
+
+ALL = [BROKEN, BLIND_ATTACK, HOLDS, with_ssim(HOLDS, 0.6, 0.05), fitted_secrets(), membership(), read_softmax()]
+
+
+def printed(result, width=100, colour=None):
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, highlight=False, soft_wrap=True, color_system=colour, force_terminal=colour is not None
+    )
+    for part in audit_tables(result):
+        console.print(part)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_no_line_is_wider_than_the_terminal(width):
+    assert max(len(line) for line in printed(audit_of(ALL), width).splitlines()) <= width
+
+
+def test_the_summary_comes_first_and_counts_own_claims_apart():
+    lines = printed(audit_of(ALL)).splitlines()
+    assert "THIS PLAN'S OWN CLAIM IS BROKEN: single uploads" in lines[1]
+    assert "Claims of this plan: 1 BROKEN, 2 not tested" in lines[2]
+    assert "Papers' claims and admitted leaks: 2 BROKEN, 1 not tested" in lines[3]
+
+
+def test_a_broken_leak_that_the_plan_admits_is_no_broken_claim_of_the_plan():
+    text = printed(audit_of([HOLDS, fitted_secrets()]))
+    assert "THIS PLAN'S OWN CLAIM" not in text
+    assert "1 BROKEN" in text
+
+
+def test_every_attack_has_its_figures_and_controls():
+    text = printed(audit_of([fitted_secrets()]))
+    for figure in ("0.980 [0.950, 0.995]", "1.000 [0.982, 1.000]", "0.110 [0.070, 0.162]"):
+        assert figure in text
+    for word in ("FedAvg", "random secrets", "adaptive curious client", "agreement with the"):
+        assert word in text
+
+
+def test_a_missing_control_is_shown_as_missing():
+    text = printed(audit_of([inversion(positive=None, negative=None)]))
+    row = next(line for line in text.splitlines() if "9.5 [" in line)
+    assert row.split().count("-") == 2
+
+
+def test_the_metric_that_decided_is_there():
+    text = printed(audit_of([with_ssim(HOLDS, 0.6, 0.05)]))
+    assert "0.60 [" in text
+    assert "SSIM" in text
+
+
+def test_a_claimed_bound_is_there():
+    dp = Guarantee("sound noise", (Claim("differential privacy", "one sample", "server", "noise"),), ())
+    assert "claimed: 3" in printed(audit_of([distinguisher(5.0)], dp))
+
+
+def test_broken_is_bold_red_and_holds_is_green():
+    assert "\x1b[1;31mBROKEN" in printed(audit_of([BROKEN]), colour="standard")
+    assert "\x1b[32mholds" in printed(audit_of([HOLDS]), colour="standard")
+    assert "\x1b[33mproves nothing" in printed(audit_of([BLIND_ATTACK]), colour="standard")
+    assert "\x1b[33mnot tested" in printed(audit_of([]), colour="standard")
+
+
+def test_what_was_not_tried_is_listed_with_its_reason():
+    skipped = [Skipped("dp", "Distinguishing game", "no noise in this plan"), Skipped("x", "Labels", "failed: oh [no]")]
+    text = printed(audit_of([HOLDS], skipped=skipped))
+    assert "Distinguishing game: no noise in this plan" in text
+    assert "Labels: failed: oh [no]" in text
+
+
+def test_an_unfinished_audit_says_so():
+    assert "stopped before its end" in printed(replace(audit_of([HOLDS]), finished=False))
+
+
+def test_an_audit_without_claims_is_printed_too():
+    assert "Claims of this plan: none" in printed(audit_of([], Guarantee("FedAvg", (), ())))
+
+
+def test_brackets_in_texts_are_shown_as_they_are():
+    assert "[bold]inversion[/]" in printed(audit_of([replace(HOLDS, attack="[bold]inversion[/]")]))
