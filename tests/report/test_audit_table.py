@@ -25,19 +25,29 @@ from bilateral.report.audit_table import audit_tables
 ALL = [BROKEN, BLIND_ATTACK, HOLDS, with_ssim(HOLDS, 0.6, 0.05), fitted_secrets(), membership(), read_softmax()]
 
 
-def printed(result, width=100, colour=None):
+def printed(result, width=100, colour=None, details=True):
     text = io.StringIO()
     console = Console(
         file=text, width=width, highlight=False, soft_wrap=True, color_system=colour, force_terminal=colour is not None
     )
-    for part in audit_tables(result):
+    for part in audit_tables(result, details=details):
         console.print(part)
     return text.getvalue()
 
 
+@pytest.mark.parametrize("details", [True, False])
 @pytest.mark.parametrize("width", [80, 100, 140])
-def test_no_line_is_wider_than_the_terminal(width):
-    assert max(len(line) for line in printed(audit_of(ALL), width).splitlines()) <= width
+def test_no_line_is_wider_than_the_terminal(width, details):
+    assert max(len(line) for line in printed(audit_of(ALL), width, details=details).splitlines()) <= width
+
+
+def test_the_short_form_has_every_attack_with_its_figures_and_why_something_is_not_decided():
+    text = printed(audit_of([*ALL, distinguisher()]), 140, details=False)
+    for words in ("0.980 [0.950, 0.995]", "1.000", "0.110", "BROKEN", "proves nothing", "no attack of this audit"):
+        assert words in text
+    for one in ALL:
+        assert one.attack in text
+    assert len(text.splitlines()) < len(printed(audit_of(ALL), 140).splitlines())
 
 
 def test_the_summary_comes_first_and_counts_own_claims_apart():

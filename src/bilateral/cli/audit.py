@@ -73,6 +73,7 @@ def audit_command(
         int | None, typer.Option(help="Processes; by default one a core, at most two.", min=1, show_default=False)
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 unless every claim of the plan holds.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Say what each control was, with intervals.")] = False,
     show: Annotated[
         Path | None, typer.Option(help="Print a stored audit (its folder or audit.json) and stop.", show_default=False)
     ] = None,
@@ -107,7 +108,7 @@ def audit_command(
       bilateral audit --show out
     """
     if show is not None:
-        _print(stored_result(_stored_file(show)), json=json)
+        _print(stored_result(_stored_file(show)), details=details, json=json)
         return
     named = {
         "data.name": data,
@@ -157,7 +158,7 @@ def audit_command(
         )
     if result.output is not None:
         write_html(result, AuditDirectory(result.output).pictures, result.output / "audit.html")
-    _print(result, json=json)
+    _print(result, details=details, json=json)
     if not result.finished:
         again = ["bilateral", "audit", "--resume", str(result.output)]
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
@@ -230,11 +231,11 @@ def _list(plan: AnyPlan, *, json: bool) -> None:
         out.print(f"{one.name:28} {one.title}")
 
 
-def _print(result: AuditResult, *, json: bool) -> None:
+def _print(result: AuditResult, *, details: bool, json: bool) -> None:
     if json:
         print_json(result.as_dict())
         return
-    for part in audit_tables(result):
+    for part in audit_tables(result, details=details):
         out.print(part)
     if result.output is not None:
         out.print(f"\nFigures, pictures and audit.html: {escape(str(result.output))}")

@@ -22,6 +22,7 @@ from bilateral.report.audit_words import (
     figure_of,
     heading,
     leaks,
+    mean_of,
     own_claims,
     shown_metrics,
     spoken,
@@ -36,11 +37,14 @@ STYLES: dict[Word, str] = {
 }
 
 
-def audit_tables(result: AuditResult) -> list[RenderableType]:
-    """Everything that an audit found, claim by claim, whether tested or not."""
+def audit_tables(result: AuditResult, *, details: bool = True) -> list[RenderableType]:
+    """Everything that an audit found, claim by claim, whether tested or not.
+
+    Without `details` an attack is one row: what it got, and the same figure for its controls.
+    """
     parts: list[RenderableType] = [summary(result)]
     for title, verdicts in ((OWN_TITLE, own_claims(result.verdicts)), (LEAKS_TITLE, leaks(result.verdicts))):
-        parts += [Text(f"\n{title}", "bold underline"), *(_claim(verdict) for verdict in verdicts)]
+        parts += [Text(f"\n{title}", "bold underline"), *(_claim(verdict, details=details) for verdict in verdicts)]
         if not verdicts:
             parts.append(Text("  nothing", "dim"))
     if result.skipped:
@@ -76,15 +80,16 @@ def _tally(verdicts: Sequence[ClaimVerdict]) -> tuple[str, str]:
     return tally(verdicts), STYLES[worst] if worst else "dim"
 
 
-def _claim(verdict: ClaimVerdict) -> RenderableType:
+def _claim(verdict: ClaimVerdict, *, details: bool) -> RenderableType:
     """The claim with its verdict, and a row for each attack that was tried."""
     parts: list[RenderableType] = [
         _text("\n", (spoken(verdict.verdict), STYLES[verdict.verdict]), "  ", (heading(verdict), "bold")),
         _text((about_whom(verdict), "dim")),
-        _text(verdict.reason),
     ]
+    if details or verdict.verdict in ("not tested", "proves nothing"):  # else the rows say it
+        parts.append(_text(verdict.reason))
     if verdict.findings:
-        parts.append(_attacks(verdict.findings))
+        parts.append(_attacks(verdict.findings) if details else _short_attacks(verdict.findings))
     if verdict.verdict != "proves nothing":  # else the claim's own reason says it
         void = [found for found in verdict.findings if found.verdict == "proves nothing"]
         parts += [_text((f"{found.evidence.attack} proves nothing: {found.reason}", "yellow")) for found in void]
@@ -99,6 +104,24 @@ def _attacks(findings: Sequence[Finding]) -> Table:
     for found in findings:
         for row in _rows(found):
             table.add_row(*row)
+    return table
+
+
+def _short_attacks(findings: Sequence[Finding]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=0, expand=True)
+    table.add_column("", width=9)
+    for title, ratio in (("attack", 38), ("attacker gets", 28), ("undefended", 10), ("chance", 9)):
+        table.add_column(title, ratio=ratio, no_wrap=False)
+    for found in findings:
+        evidence, metric = found.evidence, shown_metrics(found)[-1]
+        word = {"broken": "BROKEN", "holds": "nothing found"}.get(found.verdict, found.verdict)
+        bound = "" if evidence.bound is None else f", claimed {evidence.bound:g}"
+        table.add_row(
+            _text((word, STYLES[found.verdict])),
+            _text(evidence.attack, (f" ({attacker(evidence)})", "dim")),
+            _text(figure_of(evidence.target, metric), (f" {metric.name}{bound}", "dim")),
+            *(_text(mean_of(condition, metric)) for condition in (evidence.positive, evidence.negative)),
+        )
     return table
 
 

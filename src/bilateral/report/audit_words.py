@@ -112,6 +112,12 @@ def figure_of(condition: Condition | None, metric: Metric) -> str:
     return figure(None if condition is None else condition.of(metric))
 
 
+def mean_of(condition: Condition | None, metric: Metric) -> str:
+    """The same without its interval."""
+    scores = None if condition is None else condition.of(metric)
+    return "-" if scores is None else number(scores.mean, metric)
+
+
 def shown_metrics(found: Finding) -> list[Metric]:
     """The attack's main metric, and the one that decided if that is another."""
     metrics = [scores.metric for scores in found.evidence.target.scores]

@@ -64,6 +64,7 @@ def test_the_weights_in_the_sum_tell_clients_of_different_sizes_apart():
 def test_the_question_of_cross_entropy_names_the_samples_of_a_batch(masked):
     assert judge(masked[8, "source of a sample by the softmax in the question", True]).verdict == "broken"
     assert judge(masked[8, "source of a sample by the softmax in the question", False]).verdict == "holds"
+    assert judge(masked[10, "source of a sample by the sum of head inputs in the question", True]).verdict == "broken"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 - Source inference: is this sample in *that client's* batch, or in another client's of the same round? The sum and the
   model treat both alike, so that only a single upload (or a question) can tell. The scores of all (client, sample)
   pairs of a round are one trial. Tests the claim "single uploads"; where uploads are bare, ledger lines 0, 3 or 6; and
-  line 8, by the questions of the cross-entropy exchange.
+  lines 8 and 10, by the questions of the cross-entropy exchange (`membership_by_questions`).
 - The sum (line 12): is this sample in *anyone's* batch of the round, or in none? And, if the server knows how many
   samples each client has: whose is it?
 
 Positive control: FedAvg with the same seeds, batches and samples. Negative control: the same candidates against batches
-that the server made of samples of its own.
+that the server made of samples of its own; for what is read as it comes, the same numbers shuffled.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.audit.attacks.softmax_exchange import naive_softmax_of_query, softmax_of_query
-from bilateral.audit.attacks.upload_membership import Method, match_rows, read_sum, read_upload
+from bilateral.audit.attacks.upload_membership import Method, read_sum, read_upload
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
+from bilateral.audit.experiments.membership_by_questions import by_questions
 from bilateral.audit.experiments.upload_scene import NUM_ROUNDS, Pair, Scene, make_scene
 from bilateral.audit.membership_metrics import membership_scores
 from bilateral.audit.scores import AUC, TPR_AT_1
@@ -34,8 +34,9 @@ NUM_NULL = 60
 """Trials of the negative control, dealt over the seeds: they cost little."""
 BOTH: Final = (Gate(AUC, 0.85), Gate(TPR_AT_1, 0.2))
 METHODS: Final[tuple[Method, ...]] = ("likelihood ratio", "decomposition")
-FEDAVG = "FedAvg, the same batches"
+FEDAVG = "FedAvg, the same seeds and samples"
 UNRELATED = "batches of the server's own samples in place of the clients'"
+SHUFFLED = "the same numbers, shuffled"
 
 
 def run(context: Context) -> list[Evidence]:
@@ -54,8 +55,7 @@ def run(context: Context) -> list[Evidence]:
     found = _by_uploads(context, scenes, plain, _tested(context, guarantee))
     if has_line(guarantee, 12):
         found += _by_sum(context, scenes, plain)
-    if has_line(guarantee, 8):
-        found += _by_questions(context, scenes)
+    found += by_questions(context, scenes, guarantee)
     context.on_progress(1.0, "membership by the server: done")
     return found
 
@@ -73,24 +73,26 @@ def _by_uploads(
 ) -> list[Evidence]:
     evidence = []
     masked = tested == "single uploads"
-    for method in METHODS:
+    bare_noise = not masked and context.plan.noise.mechanism != "none"
+    for number, method in enumerate(METHODS):
+        context.on_progress(0.5 + 0.1 * number, "membership by the server: uploads")
         positive = [_upload_pair(scene, method, context, adaptive=True) for scene in plain]
-        null = [pair for scene in scenes for pair in _null_sources(scene, method, context, len(scenes))]
         for adaptive in (False, True) if tested != 0 else (True,):
             read = "the round's sum, its secrets" if masked else "each upload, its secrets"
+            if bare_noise:
+                read += ", but not the noise terms that go up bare"
+            target = [_upload_pair(scene, method, context, adaptive=adaptive) for scene in scenes]
+            null = [p for s in scenes for p in _null_sources(s, method, context, len(scenes), adaptive=adaptive)]
             evidence.append(
                 Evidence(
                     tests=tested,
                     adversary="curious server",
                     attack=f"source of a sample by {method}",
-                    adaptive=adaptive,
+                    adaptive=adaptive and not bare_noise,
                     seen=read if adaptive else "the numbers of each upload as they come",
-                    target=_condition(
-                        f"this client's batch of {scenes[0].batch_size} or another's",
-                        [_upload_pair(scene, method, context, adaptive=adaptive) for scene in scenes],
-                    ),
+                    target=_condition(f"this client's batch of {scenes[0].batch_size} or another's", target),
                     positive=_condition(FEDAVG, positive),
-                    negative=_condition(UNRELATED, null),
+                    negative=_condition(UNRELATED if adaptive else SHUFFLED, null),
                     gates=BOTH,
                     remark="one sum gives one score a sample, whatever the client" if masked and adaptive else "",
                 )
@@ -98,17 +100,30 @@ def _by_uploads(
     return evidence
 
 
-def _upload_pair(scene: Scene, method: Method, context: Context, *, adaptive: bool) -> Pair:
+def _uploads(scene: Scene, *, adaptive: bool) -> Tensor:
     read = [read_upload(scene.view, scene.round_index, name, adaptive=adaptive) for name in scene.clients]
-    uploads = torch.stack([scene.restricted(gradient) for gradient in read])
+    return torch.stack([scene.restricted(gradient) for gradient in read])
+
+
+def _upload_pair(scene: Scene, method: Method, context: Context, *, adaptive: bool) -> Pair:
+    uploads = _uploads(scene, adaptive=adaptive)
     return scene.source_pair(scene.bench.score(uploads, method, scene.batch_size, _draws(context, "shadow uploads")))
 
 
-def _null_sources(scene: Scene, method: Method, context: Context, num_scenes: int) -> list[Pair]:
+def _null_sources(scene: Scene, method: Method, context: Context, num_scenes: int, *, adaptive: bool) -> list[Pair]:
     count, clients = _share(num_scenes), len(scene.clients)
-    uploads = scene.unrelated(count * clients, scene.batch_size, _draws(context, "unrelated", scene.round_index))
+    draws = _draws(context, "unrelated", scene.number)
+    if adaptive:
+        uploads = scene.unrelated(count * clients, scene.batch_size, draws)
+    else:
+        uploads = _shuffled(_uploads(scene, adaptive=False).repeat(count, 1), draws)
     scores = scene.bench.score(uploads, method, scene.batch_size, _draws(context, "shadow uploads"))
     return [scene.source_pair(part) for part in scores.reshape(count, clients, -1)]
+
+
+def _shuffled(rows: Tensor, randomness: Randomness) -> Tensor:
+    """What is read as it comes is of another size than a gradient: chance must be, too."""
+    return torch.stack([row[randomness.permutation(len(row))] for row in rows])
 
 
 def _by_sum(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene]) -> list[Evidence]:
@@ -116,8 +131,8 @@ def _by_sum(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene]) -
     for method in METHODS:
         context.on_progress(0.75, "membership by the server: the sum")
         positive = [_sum_pair(scene, method, context, adaptive=True) for scene in plain]
-        null = [pair for scene in scenes for pair in _null_sums(scene, method, context, len(scenes))]
         for adaptive in (False, True):
+            null = [p for s in scenes for p in _null_sums(s, method, context, len(scenes), adaptive=adaptive)]
             target = [_sum_pair(scene, method, context, adaptive=adaptive) for scene in scenes]
             evidence.append(
                 Evidence(
@@ -128,7 +143,7 @@ def _by_sum(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene]) -
                     seen="the round's sum" + (", its secrets" if adaptive else " as it comes"),
                     target=_condition(f"in anyone's batch (together {_total(scenes[0])} samples) or in none", target),
                     positive=_condition(FEDAVG, positive),
-                    negative=_condition(UNRELATED, null),
+                    negative=_condition(UNRELATED if adaptive else SHUFFLED, null),
                     gates=BOTH,
                     remark="the server has the samples in question, as in every membership game",
                 )
@@ -151,8 +166,14 @@ def _sum_pair(scene: Scene, method: Method, context: Context, *, adaptive: bool)
     return scene.sum_pair(_sum_scores(scene, method, context, total[None])[0])
 
 
-def _null_sums(scene: Scene, method: Method, context: Context, num_scenes: int) -> list[Pair]:
-    sums = scene.unrelated(_share(num_scenes), _total(scene), _draws(context, "unrelated sums", scene.round_index))
+def _null_sums(scene: Scene, method: Method, context: Context, num_scenes: int, *, adaptive: bool) -> list[Pair]:
+    count, draws = _share(num_scenes), _draws(context, "unrelated sums", scene.number)
+    if adaptive:
+        sums = scene.unrelated(count, _total(scene), draws)
+    else:
+        sums = _shuffled(
+            scene.restricted(read_sum(scene.view, scene.round_index, adaptive=False)).repeat(count, 1), draws
+        )
     return [scene.sum_pair(row) for row in _sum_scores(scene, method, context, sums)]
 
 
@@ -167,7 +188,7 @@ def _by_sizes(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene])
         return pairs(scene, scene.restricted(read_sum(scene.view, scene.round_index, adaptive=True))[None])[0]
 
     def null(scene: Scene) -> list[Pair]:
-        draws = _draws(context, "unrelated sums", scene.round_index)
+        draws = _draws(context, "unrelated sums", scene.number)
         return pairs(scene, scene.unrelated(_share(len(scenes)), _total(scene), draws))
 
     return Evidence(
@@ -190,52 +211,6 @@ def _by_sizes(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene])
 def _weights(scene: Scene) -> Tensor:
     """What one sample of each client's batch weighs in the sum."""
     return scene.sizes.double() / scene.sizes.sum() / scene.batch_sizes
-
-
-def _by_questions(context: Context, scenes: Sequence[Scene]) -> list[Evidence]:
-    def in_the_clear(scene: Scene) -> list[Tensor]:
-        own = _softmax(scene, scene.candidates.inputs)
-        return [own[scene.owner == number] for number in range(len(scene.clients))]
-
-    null = [pair for scene in scenes for pair in _null_questions(scene, context, len(scenes))]
-    evidence = []
-    for adaptive, read in ((False, naive_softmax_of_query), (True, softmax_of_query)):
-        asked = [[read(scene.view, scene.round_index, name) for name in scene.clients] for scene in scenes]
-        target = [pair for scene, rows in zip(scenes, asked, strict=True) for pair in _matches(scene, [rows])]
-        evidence.append(
-            Evidence(
-                tests=8,
-                adversary="curious server",
-                attack="source of a sample by the softmax in the question",
-                adaptive=adaptive,
-                seen="each client's question" + (", its secrets" if adaptive else " as it comes"),
-                target=_condition("this client's batch or another's", target),
-                positive=_condition(
-                    "questions in the clear", [p for s in scenes for p in _matches(s, [in_the_clear(s)])]
-                ),
-                negative=_condition("questions about samples of the server's own", null),
-                gates=BOTH,
-            )
-        )
-    return evidence
-
-
-def _matches(scene: Scene, trials: Sequence[Sequence[Tensor]]) -> list[Pair]:
-    """One pair a trial; a trial is the rows of each client's question."""
-    own = _softmax(scene, scene.candidates.inputs)
-    return [scene.source_pair(torch.stack([match_rows(rows, own) for rows in trial])) for trial in trials]
-
-
-def _null_questions(scene: Scene, context: Context, num_scenes: int) -> list[Pair]:
-    rows = _softmax(scene, scene.unrelated_samples.inputs)
-    draws = _draws(context, "unrelated questions", scene.round_index)
-    picked = (draws.uniform(_share(num_scenes), len(scene.clients), scene.batch_size) * len(rows)).long()
-    return _matches(scene, [[rows[of_client] for of_client in trial] for trial in picked])
-
-
-def _softmax(scene: Scene, inputs: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.softmax(scene.network(inputs).double(), 1)
 
 
 def _condition(what: str, pairs: Sequence[Pair]) -> Condition:

@@ -34,6 +34,8 @@ Pair = tuple[Tensor, Tensor]
 class Scene:
     """What the server sees of a round (`view`), and the truth (`owner`, `sizes`)."""
 
+    number: int
+    """Of the run, for what is drawn."""
     view: View
     round_index: int
     clients: tuple[str, ...]
@@ -95,6 +97,7 @@ def make_scene(context: Context, plan: RunPlan, number: int) -> Scene:
     graph, draws = view.facts.graph, context.randomness("upload membership", number)
     bench = Bench.of(graph, network, candidates, own, draws)
     return Scene(
+        number,
         view,
         last,
         clients,

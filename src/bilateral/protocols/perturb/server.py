@@ -177,7 +177,7 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
     leaks = [
         Leak(
             f"the function the model computes: the {settings.num_partitions} group secret(s) are fitted with a few "
-            "labelled samples, and guessed to a factor of 2 without any",
+            "labelled samples, and well guessed without any",
             "clients",
             1,
         ),
