@@ -1,6 +1,8 @@
 import bilateral
 
 EXPECTED = {
+    "AuditResult",
+    "audit_plan",
     "BilateralError",
     "Dataset",
     "HeteroPlan",

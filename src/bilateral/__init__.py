@@ -5,6 +5,7 @@
     plan   = bilateral.RunPlan()                         # or bilateral.load_plan("plan.toml")
     bilateral.privacy_of(plan)                           # what it spends, if it adds noise
     result = bilateral.run(plan)                         # curves, costs, the trained model
+    bilateral.audit_plan(plan).verdicts                  # attacks with controls: which claims hold
     bilateral.run_hetero(bilateral.HeteroPlan())         # clients with different networks teach each other
 
 The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`;
@@ -14,6 +15,8 @@ The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`
 
 from importlib.metadata import PackageNotFoundError, version
 
+from bilateral.audit.auditor import AuditResult
+from bilateral.audit.auditor import audit as audit_plan
 from bilateral.data import Dataset, Split, load_dataset
 from bilateral.engine.compare import compare
 from bilateral.engine.export import export_run, load_exported
@@ -45,6 +48,7 @@ except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "AuditResult",
     "BilateralError",
     "Dataset",
     "HeteroPlan",
@@ -63,6 +67,7 @@ __all__ = [
     "ScaleGraph",
     "Split",
     "aggregate",
+    "audit_plan",
     "build_model",
     "compare",
     "compile_model",

@@ -30,7 +30,7 @@ def test_audit_leaves_figures_and_a_page_and_can_show_them_again(bilateral, tmp_
     outcome = bilateral("audit", *QUICK, "--output", "out")
     assert outcome.code == 0
     assert "not tested" in outcome.out
-    assert "broken" in outcome.out
+    assert "line 8" in outcome.out
     assert "100/100" in outcome.err
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["finished"]
     assert (tmp_path / "out" / "audit.html").read_text().startswith("<!doctype html>")
@@ -65,7 +65,7 @@ def test_experiments_are_listed_for_both_kinds_of_plan(bilateral):
         (("--show", "nowhere"), "nowhere"),
         (("--resume", "nowhere"), "not an audit's directory"),
         (("--hetero", "--model", "lenet"), "model.name"),
-        (("--workers", "0"), "0"),
+        (("--workers", "0"), "equal to 1"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(bilateral, tmp_path, words, said):

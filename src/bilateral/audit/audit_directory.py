@@ -59,7 +59,7 @@ class AuditDirectory:
     def write_evidence(self, name: str, evidence: Sequence[Evidence], seconds: float) -> None:
         """One finished experiment."""
         values = {"seconds": seconds, "evidence": [one.as_dict() for one in evidence]}
-        write_json(self.path / "evidence" / f"{name}.json", values)
+        write_json(self.path / "evidence" / f"{name}.json", values, indent=None)
 
     def finished(self) -> dict[str, tuple[tuple[Evidence, ...], float]]:
         """All experiments that are done: name to (evidence, seconds)."""

@@ -31,6 +31,7 @@ from bilateral.protocols.share.comparison import STYLES
 
 AnyPlan = RunPlan | HeteroPlan
 StyleName = Literal["hardened", "published"]
+NOT_ASKED = "not asked for"
 MAX_WORKERS = 2
 """More would help little: the longest experiment decides."""
 
@@ -147,7 +148,7 @@ def audit(
         output=directory.path if directory is not None else None,
     )
     if directory is not None:
-        write_json(directory.result, result.as_dict())
+        write_json(directory.result, result.as_dict(), indent=None)  # thousands of raw figures
     return result
 
 
@@ -230,7 +231,7 @@ def _choose(
     chosen: list[Experiment] = []
     skipped: list[Skipped] = []
     for one in experiments:
-        reason = "not asked for" if only and one.name not in only else one.applies(plan, guarantee)
+        reason = NOT_ASKED if only and one.name not in only else one.applies(plan, guarantee)
         if reason:
             skipped.append(Skipped(one.name, one.title, reason))
         else:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 CONFIDENCE = 0.95
 NUM_RESAMPLES = 9999
@@ -86,7 +86,7 @@ def rate_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     hits = round(sum(values))
     if any(value not in (0.0, 1.0) for value in values):
         raise ValueError("a rate is made of zeros and ones")
-    found = stats.binomtest(hits, count).proportion_ci(confidence, method="exact")
+    found = _stats().binomtest(hits, count).proportion_ci(confidence, method="exact")
     return float(found.low), float(found.high)
 
 
@@ -94,7 +94,7 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     """Student's t; of one value nothing is known."""
     if len(values) < 2:
         return -math.inf, math.inf
-    half = float(stats.sem(values)) * float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
+    half = float(_stats().sem(values)) * float(_stats().t.ppf(0.5 + confidence / 2, len(values) - 1))
     middle = float(np.mean(values))
     return middle - half, middle + half
 
@@ -110,7 +110,7 @@ def p_value(target: Scores, control: Scores, *, paired: bool) -> float:
     ours, theirs = _without_infinities(ours, theirs)
     if paired and not np.any(ours - theirs):
         return 1.0
-    found = stats.permutation_test(
+    found = _stats().permutation_test(
         (ours, theirs),
         lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
         permutation_type="samples" if paired else "independent",
@@ -149,3 +149,11 @@ def _expect_comparable(target: Scores, control: Scores, *, paired: bool) -> None
         raise ValueError(f"{target.metric.name} cannot be compared with {control.metric.name}")
     if paired and len(target.values) != len(control.values):
         raise ValueError(f"{len(target.values)} scores cannot be paired with {len(control.values)}")
+
+
+@cache
+def _stats() -> Any:
+    """SciPy's statistics, loaded when there is something to judge: every command would wait for it otherwise."""
+    from scipy import stats  # noqa: PLC0415
+
+    return stats

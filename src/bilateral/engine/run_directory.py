@@ -140,10 +140,10 @@ class RunDirectory:
         write_json(self.result, result)
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
     """Replace a file atomically: an interruption leaves the old one or the new one, whole."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(partial, path)  # noqa: PTH105 (the atomic one)
 
 

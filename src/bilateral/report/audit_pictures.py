@@ -73,7 +73,7 @@ def picture_figure(picture: Picture, evidence: Evidence) -> Figure:
         for axes, image in zip(axes_row, images, strict=True):
             _show(axes, image)
     for axes, caption in zip(grid[0], picture.columns, strict=True):
-        axes.set_title(caption, fontsize=8)
+        axes.set_title(_wrapped_caption(caption), fontsize=8)
     _title(figure, picture.title, evidence, width)
     return figure
 
@@ -114,9 +114,16 @@ def _show(axes: Axes, image: Tensor) -> None:
     axes.set_yticks([])
 
 
+def _wrapped_caption(caption: str) -> str:
+    """As wide as its column."""
+    return "\n".join(line for part in caption.splitlines() for line in textwrap.wrap(part, 19))
+
+
 def _title(figure: Figure, title: str, evidence: Evidence, width: float) -> None:
     columns = int(width * 13)
-    lines = [*textwrap.wrap(title, columns), *textwrap.wrap(f"{evidence.attack}, {attacker(evidence)}", columns)]
+    whose = f"{evidence.attack}, {attacker(evidence)}"
+    told = [whose] if evidence.attack.startswith(title) else [title, whose]
+    lines = [line for one in told for line in textwrap.wrap(one, columns)]
     figure.suptitle("\n".join(lines), fontsize=9)
 
 

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from bilateral.audit.auditor import AuditResult, Skipped
+from bilateral.audit.auditor import NOT_ASKED, AuditResult, Skipped
 from bilateral.audit.verdict import ClaimVerdict, Finding, Word
 from bilateral.report.audit_words import (
     CAVEAT,
@@ -141,7 +141,10 @@ def _rows(found: Finding) -> Iterator[tuple[Text, ...]]:
 
 
 def _skipped(skipped: Sequence[Skipped]) -> RenderableType:
-    lines = [_text((f"{one.title}: {one.reason}", _style_of(one))) for one in skipped]
+    asked = [one for one in skipped if one.reason != NOT_ASKED]
+    lines = [_text((f"{one.title}: {one.reason}", _style_of(one))) for one in asked]
+    if len(asked) < len(skipped):
+        lines.append(_text((f"{len(skipped) - len(asked)} experiments that were not asked for", "dim")))
     return Group(Text("\nNot tried", "bold underline"), *lines)
 
 

@@ -2,7 +2,7 @@
 
 torch's L-BFGS takes one step length for everything it is given; problems that share it hold each other up.
 
-Formal guarantee (tests/audit/attacks/test_gradient_matching.py): a problem's path does not depend on the others beside it.
+Formal guarantee (tests/audit/attacks/test_gradient_matching.py): a problem's path does not depend on those beside it.
 """
 
 from __future__ import annotations

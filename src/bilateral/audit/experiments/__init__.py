@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from bilateral.audit.experiment import Experiment
-from bilateral.audit.experiments import (
-    dishonest_server,
-    distinguishing_game,
-    function_recovery,
-    gradient_inversion,
-    mask_leaks,
-    membership_by_clients,
-    membership_by_server,
-    model_inversion,
-    parameter_recovery,
-    shared_prediction,
-    sizes_and_presence,
-    softmax_recovery,
-    sum_inversion,
-    upload_terms,
-)
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 
 
 def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
     """The experiments on plans of this kind, whether they apply to this one or not."""
+    from bilateral.audit.experiments import (  # noqa: PLC0415 (slow: scipy, scikit-learn, scikit-image)
+        dishonest_server,
+        distinguishing_game,
+        function_recovery,
+        gradient_inversion,
+        mask_leaks,
+        membership_by_clients,
+        membership_by_server,
+        model_inversion,
+        parameter_recovery,
+        shared_prediction,
+        sizes_and_presence,
+        softmax_recovery,
+        sum_inversion,
+        upload_terms,
+    )
+
     if isinstance(plan, HeteroPlan):
         return shared_prediction.EXPERIMENTS
     return (

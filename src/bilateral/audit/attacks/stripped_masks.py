@@ -1,0 +1,77 @@
+"""One client's upload under ring masks, with every mask taken off that an adversary knows.
+
+1. Its self mask: whoever sees the revealed shares (the server; an eavesdropper where there is no TLS) combines them to
+   its self seed, which is how the server makes the sum.
+2. Its masks with colluding clients, who have the same pair secrets.
+
+What is left carries the masks with the other honest clients. With one of them it is as uniform as before; with none
+it is the upload, to the last bit (test_stripping_gives_the_upload_exactly_if_all_partners_collude).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bilateral.audit.threat import View
+from bilateral.protocols.mask import shamir
+from bilateral.protocols.mask.graph import PairGraph, graph_seed
+from bilateral.protocols.mask.keys import KeyRing, roster_digest
+from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening, RevealedShares, Roster
+from bilateral.protocols.mask.prg import add_masks, bound_seed
+from bilateral.protocols.mask.sealing import Occasion
+from bilateral.protocols.mask.survivors import mask_sign
+from bilateral.protocols.membership import ClipNorm
+from bilateral.protocols.messages import RoundModel, Upload
+from bilateral.protocols.wire import digest
+
+
+def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[str, KeyRing]) -> Upload | None:
+    """The weighted upload as read in fixed point (weight 1), or None if there is no masked upload in the view.
+
+    `rings`: the keys of the clients that the adversary is.
+    """
+    masked = view.message(MaskedUpload, round_index=round_index, sender=client)
+    opening = view.message(MaskOpening, round_index=round_index)
+    model = view.message(RoundModel, round_index=round_index)
+    roster = next((message for _, message in view.messages(Roster)), None)
+    if masked is None or opening is None or model is None or roster is None:
+        return None
+    seed = graph_seed(roster_digest(roster), round_index, opening.attempt, opening.participants)
+    graph = PairGraph.of(opening.participants, view.facts.plan.aggregation.settings(), seed)
+    occasion = Occasion.of(roster.run_id, opening)
+    norm = view.message(ClipNorm, round_index=round_index)
+    context = digest(model) if norm is None else digest(norm, model)
+    seeds = [(self_seed, -1) for self_seed in _self_seeds(view, round_index, client, graph)]
+    for name, ring in rings.items():
+        if name != client and name in graph.neighbours(client):
+            pair_seed = occasion.pair_secret(ring, client, "mask")
+            seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
+    return _decoded(masked, opening, len(model.parameters), seeds)
+
+
+def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> list[bytes]:
+    """The client's self seed, if enough shares of it were seen."""
+    held: dict[int, bytes] = {}
+    for entry, message in view.messages(RevealedShares, round_index=round_index):
+        if client in message.owners:
+            held[graph.point(entry.sender)] = message.shares[message.owners.index(client)]
+    needed = view.facts.plan.aggregation.settings().threshold_of(len(graph.neighbourhood(client)))
+    return [shamir.combine(held, needed)] if len(held) >= needed else []
+
+
+def _decoded(
+    masked: MaskedUpload, opening: MaskOpening, num_parameters: int, seeds: list[tuple[bytes, int]]
+) -> Upload:
+    values = masked.values.clone()
+    *term_bits, statistics_bits = opening.fraction_bits
+    split = len(term_bits) * num_parameters
+    add_masks(values.numpy(), seeds, [num_parameters] * len(term_bits) + [len(values) - split])
+    terms = values[:split].view(len(term_bits), num_parameters).double() * _units(term_bits)[:, None]
+    return Upload(masked.round_index, 1, terms, values[split:-1].double() * _units([statistics_bits]))
+
+
+def _units(fraction_bits: list[int]) -> Tensor:
+    return torch.tensor([2.0**-bits for bits in fraction_bits], dtype=torch.float64)
