@@ -33,7 +33,7 @@ def test_audit_leaves_figures_and_a_page_and_can_show_them_again(bilateral, tmp_
     assert "line 8" in outcome.out
     assert "100/100" in outcome.err
     assert json.loads((tmp_path / "out" / "audit.json").read_text())["finished"]
-    assert (tmp_path / "out" / "audit.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "out" / "audit.html").read_text().startswith("<!DOCTYPE html>")
     shown = bilateral("audit", "--show", "out")
     assert shown.out.split("Figures, pictures")[0].strip() == outcome.out.split("Figures, pictures")[0].strip()
     page = bilateral("leakage-page", "out", "--output", "leakage.md")

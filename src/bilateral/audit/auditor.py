@@ -67,6 +67,9 @@ class AuditResult:
     skipped: tuple[Skipped, ...]
     seconds: float
     finished: bool = True
+    style: str = "hardened"
+    only: tuple[str, ...] = ()
+    """The experiments that were asked for; empty is all."""
     output: Path | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,6 +80,8 @@ class AuditResult:
             "effort": self.effort,
             "seconds": round(self.seconds, 1),
             "finished": self.finished,
+            "style": self.style,
+            "only": [*self.only],
             "skipped": [vars(one) for one in self.skipped],
             "guarantee": self.guarantee.as_dict(),
             "evidence": [one.as_dict() for one in self.evidence],
@@ -145,6 +150,8 @@ def audit(
         (*skipped, *(Skipped(one.name, one.title, "the audit was stopped before it") for one in missing)),
         sum(seconds for _, seconds in done.values()),
         finished=not missing,
+        style=style,
+        only=tuple(only),
         output=directory.path if directory is not None else None,
     )
     if directory is not None:
@@ -192,6 +199,8 @@ def stored_result(path: str | Path) -> AuditResult:
             tuple(Skipped(**one) for one in values["skipped"]),
             float(values["seconds"]),
             bool(values["finished"]),
+            str(values.get("style", "hardened")),
+            tuple(values.get("only", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(

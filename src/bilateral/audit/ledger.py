@@ -23,7 +23,7 @@ _LINES = (
         0,
         "the model to clients, each gradient to the server",
         _NOBODY,
-        "nothing: this is FedAvg without protection",
+        "this is FedAvg without protection",
         'protection = "perturbation" and aggregation.masks = "ring", as far as the other lines go',
     ),
     LedgerLine(

@@ -192,8 +192,11 @@ def command_for(result: AuditResult, output: str) -> str:
     changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
     words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
     effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
-    kind_of_plan = [] if is_run else ["--hetero"]
-    return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, f"--output {output}"])
+    kind_of_plan = (
+        [] if is_run else ["--hetero"] if result.style == "hardened" else ["--hetero", f"--style {result.style}"]
+    )
+    only = [f"--only {name}" for name in result.only]
+    return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
 
 
 def _setting(value: Any) -> str:
