@@ -51,11 +51,14 @@ def test_all_work_is_done_once_and_what_a_user_can_mend_is_told(num_workers):
     assert {(fraction, note) for _, fraction, note in told} == {(0.5, "half way")}
 
 
-def test_a_bug_is_raised_and_never_a_result():
-    with pytest.raises(KeyError, match="bug in one"):
-        list(run_jobs(stumble, NAMES, 1, lambda *_: None, never))
-    with pytest.raises(WorkerError, match="bug in"):
-        list(run_jobs(stumble, NAMES, 2, lambda *_: None, never))
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_bug_is_told_with_its_traceback_and_is_never_a_result(num_workers):
+    done = list(run_jobs(stumble, NAMES, num_workers, lambda *_: None, never))
+    assert sorted(one.name for one in done) == sorted(NAMES)
+    for one in done:
+        assert one.result is None
+        assert f"bug in {one.name}" in one.error
+        assert "in stumble" in one.traceback
 
 
 def test_a_worker_that_dies_is_an_error():

@@ -41,8 +41,18 @@ def test_audit_leaves_figures_and_a_page_and_can_show_them_again(bilateral, tmp_
     assert "line 8" in (tmp_path / "leakage.md").read_text().lower()
 
 
-def test_strict_fails_where_a_claim_was_not_shown_to_hold(bilateral):
+def test_strict_fails_where_a_claim_was_not_shown_to_hold_or_nothing_is_claimed(bilateral):
     assert bilateral("audit", *QUICK, "--strict", "--quiet", "--output", "out").code == 3
+    assert bilateral("audit", "--show", "out", "--strict").code == 3
+    bare = ("--protection", "fedavg", "--masks", "none")
+    assert bilateral("audit", *QUICK, *bare, "--strict", "--quiet", "--output", "bare").code == 3
+
+
+@pytest.mark.parametrize("other", [("--effort", "thorough"), ("--mechanism", "sound"), ("--hetero",), ("--seed", 1)])
+def test_resuming_takes_no_other_settings(bilateral, other):
+    outcome = bilateral("audit", "--resume", "out", *other)
+    assert outcome.code == 2
+    assert "Give no other settings" in outcome.err
 
 
 def test_a_finished_audit_can_be_resumed_and_does_nothing_again(bilateral):
@@ -60,11 +70,12 @@ def test_experiments_are_listed_for_both_kinds_of_plan(bilateral):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--effort", "lazy"), "There is no effort 'lazy'"),
+        (("--effort", "lazy"), "There is no effort 'lazy' here"),
         (("--only", "nonsense"), "There is no experiment 'nonsense'"),
         (("--show", "nowhere"), "nowhere"),
         (("--resume", "nowhere"), "not an audit's directory"),
         (("--hetero", "--model", "lenet"), "model.name"),
+        (("--style", "published"), "belongs to --hetero"),
         (("--workers", "0"), "equal to 1"),
     ],
 )

@@ -19,7 +19,7 @@ from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.evidence import Evidence, evidence_from
 from bilateral.audit.experiment import EffortName, Experiment, context_of
 from bilateral.audit.experiments import experiments_for
-from bilateral.audit.verdict import ClaimVerdict, judge_claims, rows
+from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
@@ -32,6 +32,7 @@ from bilateral.protocols.share.comparison import STYLES
 AnyPlan = RunPlan | HeteroPlan
 StyleName = Literal["hardened", "published"]
 NOT_ASKED = "not asked for"
+FAILED = "failed"
 MAX_WORKERS = 2
 """More would help little: the longest experiment decides."""
 
@@ -72,6 +73,17 @@ class AuditResult:
     """The experiments that were asked for; empty is all."""
     output: Path | None = None
 
+    @property
+    def failed(self) -> tuple[Skipped, ...]:
+        """Experiments that should have been done and were not."""
+        return tuple(one for one in self.skipped if one.reason.startswith(FAILED))
+
+    @property
+    def all_claims_hold(self) -> bool:
+        """Whether there are claims, every one holds, and nothing that should have tested them failed."""
+        own = [verdict for verdict in self.verdicts if verdict.claimed_by == OWN]
+        return bool(own) and all(one.verdict == "holds" for one in own) and self.finished and not self.failed
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "verdicts": rows(self.verdicts),
@@ -101,6 +113,7 @@ def audit(
     num_workers: int | None = None,
     on_progress: Callable[[AuditProgress], None] = lambda _: None,
     on_evidence: Callable[[AuditDirectory | None, Sequence[Evidence]], None] = lambda _directory, _evidence: None,
+    on_bug: Callable[[str], None] = lambda _traceback: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> AuditResult:
     """Attack the plan.
@@ -108,8 +121,8 @@ def audit(
     `style`: how a heterogeneous plan compares activations; a run always uses `hardened`.
     `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
     every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
-    experiment's evidence (with its pictures) as it comes in. `num_workers`: processes, by default one a core, at most
-    two.
+    experiment's evidence (with its pictures) as it comes in, `on_bug` with the traceback of one that crashed.
+    `num_workers`: processes, by default one a core, at most two.
     """
     context = context_of(plan, effort, None if data_dir is None else Path(data_dir), style=STYLES[style])
     guarantee = context.guarantee()
@@ -131,8 +144,10 @@ def audit(
     if left:
         for ended in run_jobs(job, left, workers, progress.tell, should_stop):
             progress.tell(ended.name, 1.0, "done")
+            if ended.traceback:
+                on_bug(ended.traceback)
             if ended.error:
-                skipped.append(Skipped(ended.name, progress.title(ended.name), f"failed: {ended.error}"))
+                skipped.append(Skipped(ended.name, progress.title(ended.name), f"{FAILED}: {ended.error}"))
                 continue
             done[ended.name] = (tuple(ended.result), ended.seconds)
             on_evidence(directory, ended.result)

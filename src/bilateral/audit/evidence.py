@@ -29,7 +29,10 @@ class Gate:
     statistic: Statistic = "mean"
 
     def passed_by(self, scores: Scores) -> bool:
-        value = scores.mean if self.statistic == "mean" else scores.median
+        return self.reached_by(scores.mean if self.statistic == "mean" else scores.median)
+
+    def reached_by(self, value: float) -> bool:
+        """Whether a single figure would do."""
         return value >= self.threshold if self.metric.better == "high" else value <= self.threshold
 
     def __str__(self) -> str:

@@ -28,6 +28,8 @@ class Metric:
     better: Literal["high", "low"]
     is_rate: bool = False
     digits: int = 3
+    is_share: bool = False
+    """Between 0 and 1; an interval does not go beyond."""
 
 
 PSNR = Metric("PSNR dB", "high", digits=1)
@@ -37,10 +39,10 @@ INPUT_ERROR = Metric("relative error of the sample", "low", digits=2)
 LABEL = Metric("labels read", "high", is_rate=True, digits=2)
 TEST_MSE = Metric("test MSE", "low", digits=4)
 FEATURE_MSE = Metric("feature MSE", "low", digits=4)
-AUC = Metric("AUC", "high")
-BALANCED_ACCURACY = Metric("balanced accuracy", "high")
-TPR_AT_1 = Metric("TPR at 1 % FPR", "high")
-AGREEMENT = Metric("agreement with the true model", "high")
+AUC = Metric("AUC", "high", is_share=True)
+BALANCED_ACCURACY = Metric("balanced accuracy", "high", is_share=True)
+TPR_AT_1 = Metric("TPR at 1 % FPR", "high", is_share=True)
+AGREEMENT = Metric("agreement with the true model", "high", is_share=True)
 """Of a round, over many samples: no rate of independent zeros and ones, since they share the round's secrets."""
 SOFTMAX_ERROR = Metric("largest softmax error", "low", digits=2)
 PARAMETER_ERROR = Metric("relative parameter error", "low")
@@ -77,7 +79,8 @@ class Scores:
         """95 %: Clopper-Pearson for rates, Student's t for means."""
         if self.given_interval is not None:
             return self.given_interval
-        return rate_interval(self.values) if self.metric.is_rate else mean_interval(self.values)
+        low, high = rate_interval(self.values) if self.metric.is_rate else mean_interval(self.values)
+        return (max(0.0, low), min(1.0, high)) if self.metric.is_share else (low, high)
 
 
 def rate_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -4,12 +4,14 @@ An attack (`judge`), in this order:
 1. **broken** if it succeeded: better for the attacker than the negative control in any metric, at a level of 0.2 % for
    all metrics together; or, against a claimed bound, with its whole interval beyond that bound;
 2. **proves nothing** if it could not have been seen to succeed: no positive control or one that fails its gates, no
-   negative control or one that passes them, too few trials for the test;
+   negative control or one that passes them, too few trials for the test; or if it may have succeeded: better than
+   chance at a level of 2 %, a single trial that reaches what counts as success where no trial of the control does, or
+   an interval that reaches it;
 3. **holds** otherwise: nothing was found by this attack. Never more than that.
 
 A claim (`judge_claims`): broken if one attack broke it; holds if an adaptive attack, with its controls in order, found
 nothing; proves nothing if all that was tried proves nothing; not tested if nothing was tried, or by naive attackers
-alone.
+alone. Its reason names what proved nothing, and what else is broken for the same party.
 """
 
 from __future__ import annotations
@@ -18,14 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bilateral.audit.evidence import Condition, Evidence
+from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.ledger import LEDGER
 from bilateral.audit.scores import Scores, p_value, smallest_p_value
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 
+OWN = "this plan"
+"""`ClaimVerdict.claimed_by` of the plan's own claims."""
 Word = Literal["holds", "broken", "not tested", "proves nothing"]
 LEVEL = 0.002
-"""An audit makes some twenty comparisons; at this level it raises a false alarm once in twenty-five audits."""
+"""Of one attack, all its metrics together. An audit of the default plan has some seventy attacks: were they all at
+chance, it would raise a false alarm about once in eight audits. What is called broken here has a p-value beside it."""
+SUSPICION = 0.02
+"""Between the two levels nothing is concluded."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,10 @@ def judge(evidence: Evidence) -> Finding:
     p = None if least is None else least[0]
     if least is not None and least[0] <= LEVEL:
         return Finding(evidence, "broken", f"{least[1].metric.name} is better than the negative control's", p)
-    doubt = _doubt(evidence)
+    doubt = _doubt(evidence) or _suspicion(evidence, p)
     if doubt:
         return Finding(evidence, "proves nothing", doubt, p)
-    return Finding(evidence, "holds", "not to be told from the negative control", p)
+    return Finding(evidence, "holds", f"no better than the negative control (p = {p:.2g})", p)
 
 
 def judge_claims(guarantee: Guarantee, evidence: Sequence[Evidence]) -> list[ClaimVerdict]:
@@ -73,8 +80,8 @@ def judge_claims(guarantee: Guarantee, evidence: Sequence[Evidence]) -> list[Cla
         of_it = [found for found in findings if found.evidence.tests == tests]
         return tuple(found for found in of_it if _concerns(found.evidence.adversary, whom))
 
-    claims = [_claim_verdict(claim, about(claim.subject, claim.whom)) for claim in guarantee.claims]
     leaks = [_leak_verdict(leak, about(leak.ledger_line, leak.whom)) for leak in guarantee.leaks]
+    claims = [_claim_verdict(claim, about(claim.subject, claim.whom), leaks) for claim in guarantee.claims]
     placed = {id(found) for verdict in claims + leaks for found in verdict.findings}
     return claims + leaks + _unstated([found for found in findings if id(found) not in placed])
 
@@ -97,11 +104,12 @@ def combine(findings: Sequence[Finding]) -> tuple[Word, str]:
     """The verdict of several attacks on one claim, and its reason."""
     words = [found.verdict for found in findings]
     if "broken" in words:
-        names = [_name(found) for found in findings if found.verdict == "broken"]
-        return "broken", f"by {'; '.join(dict.fromkeys(names))}"
+        return "broken", f"by {_names([found for found in findings if found.verdict == 'broken'])}"
     sound = [found for found in findings if found.verdict == "holds" and found.evidence.adaptive]
     if sound:
-        return "holds", "nothing found by " + "; ".join(dict.fromkeys(_name(found) for found in sound))
+        void = [found for found in findings if found.verdict == "proves nothing"]
+        but = f". Proves nothing: {_names(void)}" if void else ""
+        return "holds", f"nothing found by {_names(sound)}{but}"
     if "proves nothing" in words:
         reasons = [f"{_name(found)}: {found.reason}" for found in findings if found.verdict == "proves nothing"]
         return "proves nothing", "; ".join(dict.fromkeys(reasons))
@@ -190,6 +198,30 @@ def _doubt(evidence: Evidence) -> str:
     return doubt
 
 
+def _suspicion(evidence: Evidence, p: float | None) -> str:
+    """Signs of success that are no proof of it: with them, nothing may be said to hold."""
+    if p is not None and p <= SUSPICION:
+        return f"suspicious: better than the negative control with p = {p:.2g}, too little to call it broken"
+    for gate in evidence.gates:
+        target, control = evidence.target.of(gate.metric), evidence.negative and evidence.negative.of(gate.metric)
+        if (
+            target
+            and control
+            and any(map(gate.reached_by, target.values))
+            and not any(map(gate.reached_by, control.values))
+        ):
+            hits = sum(map(gate.reached_by, target.values))
+            return f"suspicious: {hits} of {len(target.values)} trials reach {gate.threshold:g} {gate.metric.name}"
+    if evidence.gates and all(_may_reach(gate, evidence.target) for gate in evidence.gates):
+        return "its interval reaches what counts as success: too few trials"
+    return ""
+
+
+def _may_reach(gate: Gate, condition: Condition) -> bool:
+    scores = condition.of(gate.metric)
+    return scores is not None and gate.reached_by(scores.interval[1 if gate.metric.better == "high" else 0])
+
+
 def _doubt_of_positive(evidence: Evidence) -> str:
     if evidence.positive is None or not evidence.gates:
         return "no positive control: it was never seen to work"
@@ -214,7 +246,7 @@ def _doubt_of_negative(evidence: Evidence) -> str:
     return ""
 
 
-def _passes(gate: Any, condition: Condition) -> bool:
+def _passes(gate: Gate, condition: Condition) -> bool:
     scores = condition.of(gate.metric)
     return scores is not None and gate.passed_by(scores)
 
@@ -252,6 +284,10 @@ def _beyond(scores: Scores, bound: float) -> bool:
     return low > bound if scores.metric.better == "high" else high < bound
 
 
+def _names(findings: Sequence[Finding]) -> str:
+    return "; ".join(dict.fromkeys(_name(found) for found in findings))
+
+
 def _name(found: Finding) -> str:
     kind = "adaptive" if found.evidence.adaptive else "naive"
     return f"{found.evidence.attack} ({kind} {found.evidence.adversary})"
@@ -266,9 +302,12 @@ def _concerns(adversary: str, whom: str) -> bool:
     return True
 
 
-def _claim_verdict(claim: Claim, findings: tuple[Finding, ...]) -> ClaimVerdict:
+def _claim_verdict(claim: Claim, findings: tuple[Finding, ...], leaks: Sequence[ClaimVerdict]) -> ClaimVerdict:
     verdict, reason = combine(findings)
-    return ClaimVerdict(claim.subject, claim.what, claim.whom, "this plan", verdict, reason, findings)
+    beside = [str(leak.tests) for leak in leaks if leak.verdict == "broken" and leak.whom == claim.whom]
+    if verdict == "holds" and beside:
+        reason += f". Not part of this claim, and broken for the same party: ledger lines {', '.join(beside)}"
+    return ClaimVerdict(claim.subject, claim.what, claim.whom, OWN, verdict, reason, findings)
 
 
 def _leak_verdict(leak: Leak, findings: tuple[Finding, ...]) -> ClaimVerdict:

@@ -1,6 +1,7 @@
 """Experiments on several cores: processes that stay, each with one thread, and one pipe each for work and progress.
 
-A worker that dies is an error, never a result. Stopping ends the processes at once; what was done is already told.
+Work that fails, by a user's fault or by a bug, is told as failed, and the rest goes on. A worker that dies is an error.
+Stopping ends the processes at once; what was done is already told.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ SECONDS_BETWEEN_NOTES = 0.3
 
 
 class WorkerError(RuntimeError):
-    """A bug in an experiment, with the worker's traceback; or a worker that was killed."""
+    """A worker that was killed."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A piece of work that ended: with a result, or with an error of the user's (`BilateralError`)."""
+    """A piece of work that ended: with a result, or with an error; `traceback` if that was nobody's fault but ours."""
 
     name: str
     result: Any
     error: str
     seconds: float
+    traceback: str = ""
 
 
 def run_jobs(
@@ -65,11 +67,14 @@ def _run_here(
 
 def _attempt(job: Job, name: str, tell: Callable[[float, str], None]) -> Done:
     started = time.perf_counter()
+    result, error, trace = None, "", ""
     try:
-        result, error = job(name, tell), ""
+        result = job(name, tell)
     except BilateralError as refused:
-        result, error = None, str(refused)
-    return Done(name, result, error, time.perf_counter() - started)
+        error = str(refused)
+    except Exception as bug:  # told, never swallowed: one broken experiment must not cost the others' work
+        error, trace = f"an error in the audit itself ({type(bug).__name__}: {bug})", traceback.format_exc()
+    return Done(name, result, error, time.perf_counter() - started, trace)
 
 
 def _run_in_processes(
@@ -100,11 +105,9 @@ def _run_in_processes(
 
 def _receive(connection: Connection) -> Done | tuple[str, float, str]:
     try:
-        kind, content = connection.recv()
+        content = connection.recv()
     except EOFError as ended:
         raise WorkerError("A worker of the audit died; perhaps memory ran out.") from ended
-    if kind == "bug":
-        raise WorkerError(content)
     # Pickled in the worker by the plain pickler: torch's own would hand over shared memory that dies with the worker.
     told: Done | tuple[str, float, str] = pickle.loads(content)
     return told
@@ -143,9 +146,6 @@ def _work(job: Job, connection: Connection) -> None:
             nonlocal last
             if time.monotonic() - last > SECONDS_BETWEEN_NOTES:
                 last = time.monotonic()
-                connection.send(("told", pickle.dumps((name, fraction, note))))
+                connection.send(pickle.dumps((name, fraction, note)))
 
-        try:
-            connection.send(("told", pickle.dumps(_attempt(job, name, tell))))
-        except Exception:  # sent to the parent, which raises it
-            connection.send(("bug", traceback.format_exc()))
+        connection.send(pickle.dumps(_attempt(job, name, tell)))

@@ -42,7 +42,7 @@ from bilateral.report.audit_table import audit_tables
 from bilateral.report.leakage_page import leakage_page, pictures_beside
 
 BROKEN_CLAIM = 3
-"""Exit code of `--strict` if a claim of the plan is broken, or if the audit proves nothing about it."""
+"""Exit code of `--strict` unless the plan claims something, and every claim holds."""
 
 
 def audit_command(
@@ -62,9 +62,12 @@ def audit_command(
         bool, typer.Option("--hetero", help="The plan is one of `bilateral hetero`: audit secret-shared prediction.")
     ] = False,
     style: Annotated[
-        str, typer.Option(help="With --hetero: hardened, or published as in the paper, to see it break.")
-    ] = "hardened",
-    effort: Annotated[str, typer.Option(help="smoke (seconds, proves little), standard, thorough.")] = "standard",
+        str | None,
+        typer.Option(help="With --hetero: hardened (default), or published as in the paper.", show_default=False),
+    ] = None,
+    effort: Annotated[
+        str | None, typer.Option(help="smoke (quick, proves little), standard (default), thorough.", show_default=False)
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only this experiment; may be repeated.", show_default=False)
     ] = None,
@@ -72,7 +75,9 @@ def audit_command(
     workers: Annotated[
         int | None, typer.Option(help="Processes; by default one a core, at most two.", min=1, show_default=False)
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 3 unless every claim of the plan holds.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 3 unless the plan claims something, and all of it holds.")
+    ] = False,
     details: Annotated[bool, typer.Option("--details", help="Say what each control was, with intervals.")] = False,
     show: Annotated[
         Path | None, typer.Option(help="Print a stored audit (its folder or audit.json) and stop.", show_default=False)
@@ -87,11 +92,11 @@ def audit_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack a plan, as each of its parties could, and say which of its claims hold.
+    """Attack a plan from the place of each of its parties, and say which of its claims were not broken.
 
-    Every attack is also tried on plain FedAvg, where it must succeed, and on something that tells nothing, where it
-    must fail; otherwise it proves nothing, and the audit says so. Without a plan: the default of `bilateral run`, in a
-    few minutes. Figures, pictures and a page for the browser go to a folder.
+    Every attack is also tried where nothing defends (plain FedAvg, mostly), where it must succeed, and where there is
+    nothing to find, where it must fail; otherwise it proves nothing, and the audit says so. Without a plan: the default
+    of `bilateral run`, in a few minutes. Figures, pictures and a page for the browser go to a folder.
 
     Examples:
 
@@ -108,7 +113,9 @@ def audit_command(
       bilateral audit --show out
     """
     if show is not None:
-        _print(stored_result(_stored_file(show)), details=details, json=json)
+        stored = stored_result(_stored_file(show))
+        _print(stored, details=details, json=json)
+        _exit_if(strict and not stored.all_claims_hold)
         return
     named = {
         "data.name": data,
@@ -120,15 +127,12 @@ def audit_command(
         "aggregation.masks": masks,
         "seed": seed,
     }
-    if effort not in get_args(EffortName):
-        raise PlanError(f"There is no effort {effort!r}.", remedy=f"Choose {', '.join(get_args(EffortName))}.")
-    if style not in get_args(StyleName) or (style != "hardened" and not hetero):
-        raise PlanError(
-            f"There is no style {style!r} here.", remedy=f"With --hetero, choose {', '.join(get_args(StyleName))}."
-        )
+    _check_choice("effort", effort, get_args(EffortName))
+    _check_choice("style", style, get_args(StyleName) if hetero else ())
     chosen: AnyPlan
     if resume is not None:
-        if plan is not None or settings or output or only or epsilon or any(v is not None for v in named.values()):
+        given = (plan, settings, output, only, epsilon, mechanism, effort, style, hetero or None, *named.values())
+        if any(value is not None for value in given):
             raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
         task = AuditDirectory.open(resume).task()
         chosen, effort, style, only = stored_plan(task), task["effort"], task["style"], task["only"]
@@ -145,8 +149,8 @@ def audit_command(
     ):
         result = audit(
             chosen,
-            effort=effort,  # type: ignore[arg-type]
-            style=style,  # type: ignore[arg-type]
+            effort=effort or "standard",  # type: ignore[arg-type]
+            style=style or "hardened",  # type: ignore[arg-type]
             only=only or (),
             data_dir=data_dir,
             output=resume or output,
@@ -154,6 +158,7 @@ def audit_command(
             num_workers=workers,
             on_progress=lambda progress: bar.update(round(100 * progress.fraction), 100, _note(progress)),
             on_evidence=_write_pictures,
+            on_bug=lambda trace: err.print(escape(trace)),
             should_stop=lambda: bool(interrupted),
         )
     if result.output is not None:
@@ -164,7 +169,11 @@ def audit_command(
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
         err.print(f"Stopped. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
         raise typer.Exit(130)
-    if strict and any(v.claimed_by == "this plan" and v.verdict != "holds" for v in result.verdicts):
+    _exit_if(strict and not result.all_claims_hold)
+
+
+def _exit_if(broken: bool) -> None:
+    if broken:
         raise typer.Exit(BROKEN_CLAIM)
 
 
@@ -187,6 +196,12 @@ def leakage_page_command(
         out.print(page, markup=False)
     else:
         output.write_text(page, encoding="utf-8")
+
+
+def _check_choice(what: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        remedy = f"Choose {', '.join(choices)}." if choices else "It belongs to --hetero."
+        raise PlanError(f"There is no {what} {value!r} here.", remedy=remedy)
 
 
 def _stored_file(path: Path) -> Path:

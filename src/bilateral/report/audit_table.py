@@ -110,7 +110,7 @@ def _attacks(findings: Sequence[Finding]) -> Table:
 def _short_attacks(findings: Sequence[Finding]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=0, expand=True)
     table.add_column("", width=9)
-    for title, ratio in (("attack", 38), ("attacker gets", 28), ("undefended", 10), ("chance", 9)):
+    for title, ratio in (("attack", 38), ("attacker gets", 28), ("control", 9), ("chance", 9)):
         table.add_column(title, ratio=ratio, no_wrap=False)
     for found in findings:
         evidence, metric = found.evidence, shown_metrics(found)[-1]

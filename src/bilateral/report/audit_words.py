@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from bilateral.audit.evidence import Condition, Evidence
 from bilateral.audit.ledger import LEDGER
 from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.verdict import ClaimVerdict, Finding, Word
+from bilateral.audit.verdict import OWN, ClaimVerdict, Finding, Word
 
 NOTHING_FOUND = "nothing found by these attacks"
 CAVEAT = (
@@ -28,8 +28,6 @@ _SPOKEN: dict[Word, str] = {
     "holds": f"holds ({NOTHING_FOUND})",
 }
 OWN_TITLE = "What this plan claims"
-OWN = "this plan"
-"""`ClaimVerdict.claimed_by` of the plan's own claims."""
 LEAKS_TITLE = "Papers' claims and admitted leaks"
 
 

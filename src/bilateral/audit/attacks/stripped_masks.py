@@ -5,7 +5,7 @@
 2. Its masks with colluding clients, who have the same pair secrets.
 
 What is left carries the masks with the other honest clients. With one of them it is as uniform as before; with none
-it is the upload, to the last bit (test_stripping_gives_the_upload_exactly_if_all_partners_collude).
+it is the upload in fixed point (test_stripping_gives_the_upload_exactly_if_all_partners_collude).
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[st
     norm = view.message(ClipNorm, round_index=round_index)
     context = digest(model) if norm is None else digest(norm, model)
     seeds = [(self_seed, -1) for self_seed in _self_seeds(view, round_index, client, graph)]
-    for name, ring in rings.items():
-        if name != client and name in graph.neighbours(client):
-            pair_seed = occasion.pair_secret(ring, client, "mask")
-            seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
+    for name in graph.neighbours(client):
+        for ring, other in ((rings.get(name), client), (rings.get(client), name)):
+            if ring is not None:  # either end of a pair knows its mask
+                pair_seed = occasion.pair_secret(ring, other, "mask")
+                seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
+                break
     return _decoded(masked, opening, len(model.parameters), seeds)
 
 
@@ -62,9 +64,7 @@ def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> 
     return [shamir.combine(held, needed)] if len(held) >= needed else []
 
 
-def _decoded(
-    masked: MaskedUpload, opening: MaskOpening, num_parameters: int, seeds: list[tuple[bytes, int]]
-) -> Upload:
+def _decoded(masked: MaskedUpload, opening: MaskOpening, num_parameters: int, seeds: list[tuple[bytes, int]]) -> Upload:
     values = masked.values.clone()
     *term_bits, statistics_bits = opening.fraction_bits
     split = len(term_bits) * num_parameters

@@ -10,7 +10,7 @@ Reading: the difference of the two clients' uploads should point along the diffe
 
 Learning (`tell_worlds`): figures of every number and every string of bytes in all messages of a round, and the readings
 beside them. What belongs to the first client is compared with what belongs to the second. The naive attacker has the
-means alone.
+means and the naive reading alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bilateral.audit.attacks.gradient_matching import GradientModel
 from bilateral.audit.attacks.stripped_masks import stripped_upload
 from bilateral.audit.attacks.uploads import as_rows, client_model, rows_of, sum_gradient, true_model, upload_of
 from bilateral.audit.threat import View
@@ -36,13 +37,26 @@ from bilateral.protocols.messages import Message, RoundModel, Upload
 FloatArray = NDArray[np.float64]
 Figures = dict[str, FloatArray]
 """What is known of a round, by name; the same names and sizes in all rounds of a run."""
+DIFFERENCE = "difference: "
+"""How the names of figures begin that change their sign with the world."""
+NAIVE_READING, ADAPTIVE_READING = f"{DIFFERENCE}naive reading", f"{DIFFERENCE}adaptive reading"
 _MAX_VALUES = 4096
 """Numbers of a tensor that are looked at bit by bit, evenly spaced."""
 _NUM_KEPT = 8
-_SURENESS = 20.0
-"""The most that one figure may say (log likelihood): the attacker's run is not the real one."""
+_LEAST_SPREAD = 1e-3
+"""Of a figure inside a world, as a part of the gap between the worlds."""
 _SMALLEST = 1e-300
 _FIRST, _SECOND, _OTHER = "first", "second", "other"
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """What was found about a run's models and messages, so that several views of one run need not find it again."""
+
+    models: dict[bool, GradientModel] = field(default_factory=dict, repr=False)
+    directions: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    figures: dict[int, tuple[Message, Figures]] = field(default_factory=dict, repr=False)
+    """By identity; what it is the identity of is kept beside, so that nothing else can have it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +70,7 @@ class Suspicion:
     rings: Mapping[str, KeyRing] = field(default_factory=dict, repr=False)
     left_out: tuple[type[Message], ...] = ()
     """Messages that it does not look at."""
+    notes: Notes = field(default_factory=Notes, repr=False)
 
     def role(self, name: str) -> str:
         return {self.first: _FIRST, self.second: _SECOND}.get(name, _OTHER)
@@ -102,43 +117,41 @@ def adaptive_reading(view: View, round_index: int, known: Suspicion) -> float:
     return _cosine(first - second, _expected(view, held.parameters, known, sent=False))
 
 
-@dataclass
-class Describer:
-    """Rounds in figures. It remembers what it found in a message: several views share it."""
+def describe(view: View, round_index: int, known: Suspicion, *, adaptive: bool) -> Figures:
+    """Figures of a round (one of `rounds_of`); what both clients have is compared."""
+    kinds: dict[str, list[FloatArray]] = {}
+    for entry in view.entries:
+        if entry.round_index == round_index and not isinstance(entry.message, Roster):
+            end = known.role(entry.receiver if entry.sender == SERVER else entry.sender)
+            for name, figures in _of_message(entry.message, known).items():
+                kinds.setdefault(f"{end} {name}", []).append(figures if adaptive else figures[:1])
+    found = compared({name: np.mean(parts, axis=0) for name, parts in kinds.items()})
+    for name, reading in _readings(view, round_index, known, adaptive=adaptive):
+        found[name] = np.array([reading])
+    return found
 
-    known: Suspicion
-    _seen: dict[int, tuple[Message, Figures]] = field(default_factory=dict, repr=False)
 
-    def describe(self, view: View, round_index: int, *, adaptive: bool) -> Figures:
-        """Figures of a round (one of `rounds_of`); what the two clients have both is compared."""
-        kinds: dict[str, list[FloatArray]] = {}
-        for entry in view.entries:
-            if entry.round_index == round_index and not isinstance(entry.message, Roster):
-                end = self.known.role(entry.receiver if entry.sender == SERVER else entry.sender)
-                for name, figures in self._of_message(entry.message).items():
-                    kinds.setdefault(f"{end} {name}", []).append(figures if adaptive else figures[:1])
-        found = compared({name: np.mean(parts, axis=0) for name, parts in kinds.items()})
-        if adaptive:
-            found.update(self._readings(view, round_index))
-        return found
+def _readings(view: View, round_index: int, known: Suspicion, *, adaptive: bool) -> Iterator[tuple[str, float]]:
+    """Both readings; and, which must say nothing, where the sum and the next model point."""
+    yield NAIVE_READING, naive_reading(view, round_index, known)
+    if not adaptive:
+        return
+    yield ADAPTIVE_READING, adaptive_reading(view, round_index, known)
+    before = _sent(view, round_index)
+    after = view.message(RoundModel, round_index=round_index + 1)
+    if after is not None:  # where the model is sent as it is, this is the sum
+        change = (after.parameters - before).double()
+        yield "change of the model", _cosine(change, _expected(view, before, known, sent=True))
+    if view.server_rounds:
+        held, (rest, _) = view.server_round(round_index), sum_gradient(view, round_index)
+        yield "sum", _cosine(rest, _expected(view, held.parameters, known, sent=False))
 
-    def _of_message(self, message: Message) -> Figures:
-        if id(message) not in self._seen:
-            found = {name: _figures(values) for name, values in _contents(message, self.known)}
-            self._seen[id(message)] = (message, found)
-        return self._seen[id(message)][1]
 
-    def _readings(self, view: View, round_index: int) -> Figures:
-        known = self.known
-        readings = [naive_reading(view, round_index, known), adaptive_reading(view, round_index, known)]
-        before = _sent(view, round_index)
-        after = view.message(RoundModel, round_index=round_index + 1)
-        if after is not None:  # where the model is sent as it is, this is the sum
-            readings.append(_cosine((after.parameters - before).double(), _expected(view, before, known, sent=True)))
-        if view.server_rounds:
-            held, (rest, _) = view.server_round(round_index), sum_gradient(view, round_index)
-            readings.append(_cosine(rest, _expected(view, held.parameters, known, sent=False)))
-        return {"readings": np.array(readings)}
+def _of_message(message: Message, known: Suspicion) -> Figures:
+    if id(message) not in known.notes.figures:
+        found = {name: _figures(values) for name, values in _contents(message, known)}
+        known.notes.figures[id(message)] = (message, found)
+    return known.notes.figures[id(message)][1]
 
 
 def compared(figures: Figures) -> Figures:
@@ -150,35 +163,42 @@ def compared(figures: Figures) -> Figures:
         if other == name or other not in figures:
             found[name] = values
         elif name < other:
-            found[name] = values - figures[other]
+            found[DIFFERENCE + name] = values - figures[other]
     return found
 
 
-def tell_worlds(examples: Sequence[Figures], worlds: Sequence[int], shown: Sequence[Figures]) -> list[int]:
-    """Learn from rounds of known worlds 0 and 1; guess those of the rounds that are shown.
+def tell_worlds(
+    examples: Sequence[Sequence[Figures]], worlds: Sequence[Sequence[int]], shown: Sequence[Figures]
+) -> list[int]:
+    """Learn from runs whose rounds are of known worlds, 0 and 1; guess those of the rounds of the run that is shown.
 
-    Normal likelihoods of the few figures that differ most between the worlds, beside their spread inside a world. The
-    figures of each run are taken from their mean: another run has another model. With one world alone to learn from
-    there is nothing to learn, and the guess is that world.
+    Normal likelihoods of the few figures that differ most between the worlds, beside their spread inside a world. Each
+    run has another model: figures other than differences are taken from their mean in a run, and what differs from run
+    to run is a spread too. No figure may say more than it did in the examples. With one world alone to learn from, the
+    guess is that world.
     """
-    if len(set(worlds)) < 2:
-        return [worlds[0]] * len(shown)
-    names = sorted(set.intersection(*(set(one) for one in (*examples, *shown))))
-    rows, met = (_centred([np.concatenate([one[name] for name in names]) for one in part]) for part in (examples, shown))
-    label = np.asarray(worlds)
-    ones, zeros = rows[label == 1], rows[label == 0]
-    gap = ones.mean(0) - zeros.mean(0)
+    known = np.asarray([world for run in worlds for world in run])
+    if len(set(known.tolist())) < 2:
+        return [int(known[0])] * len(shown)
+    every = [figures for run in (*examples, shown) for figures in run]
+    names = sorted(set(every[0]).intersection(*every[1:]))
+    rows, met = np.concatenate([_centred(run, names) for run in examples]), _centred(shown, names)
+    ones, zeros = rows[known == 1], rows[known == 0]
+    gap, middle = ones.mean(0) - zeros.mean(0), (ones.mean(0) + zeros.mean(0)) / 2
     spread = np.sqrt((ones.var(0) * len(ones) + zeros.var(0) * len(zeros)) / len(rows))
-    spread = np.maximum(spread, 1e-6 * np.abs(gap) + _SMALLEST)
-    kept = np.argsort(-np.abs(gap) / spread, kind="stable")[:_NUM_KEPT]
-    middle = (ones.mean(0) + zeros.mean(0)) / 2
-    evidence = (met - middle)[:, kept] * (gap / spread)[kept] / spread[kept]
-    return [int(value) for value in np.clip(evidence, -_SURENESS, _SURENESS).sum(1) > 0]
+    clear = np.divide(gap, np.maximum(spread, _LEAST_SPREAD * np.abs(gap)), out=np.zeros_like(gap), where=gap != 0)
+    kept = np.argsort(-np.abs(clear), kind="stable")[:_NUM_KEPT]
+    kept = kept[gap[kept] != 0]
+    said = np.clip((met - middle)[:, kept] / gap[kept], -1.0, 1.0) * clear[kept] ** 2
+    return [int(value > 0) for value in said.sum(1)]
 
 
-def _centred(rows: Sequence[FloatArray]) -> FloatArray:
-    found = np.stack(rows)
-    centred: FloatArray = found - found.mean(0)
+def _centred(run: Sequence[Figures], names: Sequence[str]) -> FloatArray:
+    columns = []
+    for name in names:
+        rows = np.stack([one[name] for one in run])
+        columns.append(rows if name.startswith(DIFFERENCE) else rows - rows.mean(0))
+    centred: FloatArray = np.concatenate(columns, axis=1)
     return centred
 
 
@@ -195,15 +215,20 @@ def _sent(view: View, round_index: int) -> Tensor:
 
 def _expected(view: View, parameters: Tensor, known: Suspicion, *, sent: bool) -> Tensor:
     """gradient(x) - gradient(y) at these parameters, of the network that clients were sent or of the true one."""
-    model = client_model(view.facts) if sent else true_model(view.facts)
-    dtype = known.x.inputs.dtype
-    model.network.to(dtype)
+    notes, dtype = known.notes, known.x.inputs.dtype
+    if (id(parameters), sent) in notes.directions:
+        return notes.directions[id(parameters), sent][1]
+    if sent not in notes.models:
+        notes.models[sent] = client_model(view.facts) if sent else true_model(view.facts)
+        notes.models[sent].network.to(dtype)
     places = parameters.to(dtype).expand(2, -1)
     inputs = torch.stack([known.x.inputs, known.y.inputs])
     targets = torch.stack([as_rows(part.targets, view.facts.num_outputs, dtype) for part in (known.x, known.y)])
     with torch.no_grad():
-        of_x, of_y = model.gradients(places, inputs, targets).double()
-    return of_x - of_y
+        of_x, of_y = notes.models[sent].gradients(places, inputs, targets).double()
+    direction: Tensor = of_x - of_y
+    notes.directions[id(parameters), sent] = (parameters, direction)
+    return direction
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
@@ -248,7 +273,7 @@ def _figures(values: FloatArray | NDArray[np.uint8]) -> FloatArray:
     """Numbers: mean, spread, mean size. Bytes: the mean; per bit, how often it is set and differs from the next's."""
     if values.dtype == np.float64:
         return np.array([values.mean(), values.std(), np.abs(values).mean()])
-    rows = values.reshape(len(values), -1)
+    rows = values.astype(np.uint8, copy=False).reshape(len(values), -1)
     bits = np.unpackbits(rows, axis=1, bitorder="little")
     differs = bits[1:] ^ bits[:-1] if len(bits) > 1 else np.zeros((1, bits.shape[1]), dtype=np.uint8)
     return np.concatenate([[rows[:, -1].astype(np.int8).mean()], bits.mean(0), differs.mean(0)])

@@ -33,7 +33,7 @@ OBTAINED = Metric("single uploads obtained", "high", is_rate=True, digits=2)
 UPLOAD_ERROR = Metric("error of the upload, over that of the sum's mean", "low", digits=2)
 SUCCESS = 0.05
 """An upload counts as obtained if the guess is this much closer to it than the mean of an honest sum."""
-_TRIALS = 10
+_TRIALS = 20
 Guess = Callable[[int, str], Tensor | None]
 
 

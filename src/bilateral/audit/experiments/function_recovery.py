@@ -37,7 +37,7 @@ NUM_LABELS = 100
 CURVE_LABELS = (1, 3, 10, 30, 100, 300)
 _POOLED = 300
 _UNSEEN = 400
-_CONTROL_STEPS = 60
+_CONTROL_STEPS = 200
 
 
 def trained_plan(context: Context) -> RunPlan:
@@ -45,7 +45,8 @@ def trained_plan(context: Context) -> RunPlan:
     rounds = max(NUM_TRIALS, context.plan.training.rounds)
     if context.effort.name == "smoke":
         rounds = min(rounds, NUM_LATE_ROUNDS)
-    plan = context.plan.with_settings({"training.rounds": rounds})
+    # Whether a client is invited to a round changes nothing of what it is sent: here it is invited to all.
+    plan = context.plan.with_settings({"training.rounds": rounds, "federation.participation": 1.0})
     bare = plan.noise.mechanism == "none" and plan.protection == "perturbation"
     return plan.with_settings({"aggregation.masks": "none"}) if bare else plan
 

@@ -1,0 +1,98 @@
+"""The swapped-worlds game on small plans: ring masks hold, everything less is broken, and blindness would be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.experiments.swapped_uploads import EXPERIMENT, LEARNED, READ
+from bilateral.audit.verdict import judge, judge_claims
+from bilateral.engine.plan import RunPlan
+
+SMALL = {"model.name": "mlp-3", "federation.clients": 5, "training.batch_size": 8}
+
+
+def context_of(**settings):
+    return Context(RunPlan().with_settings({**SMALL, **settings}), EFFORTS["smoke"])
+
+
+def played(**settings):
+    context = context_of(**settings)
+    assert EXPERIMENT.applies(context.plan, context.guarantee()) == ""
+    return {(e.tests, e.adversary, e.adaptive): e for e in EXPERIMENT.run(context)}
+
+
+@pytest.fixture(scope="module")
+def masked():
+    return played()
+
+
+def test_under_ring_masks_nobody_tells_the_worlds_apart(masked):
+    assert {key: judge(e).verdict for key, e in masked.items()} == dict.fromkeys(
+        [
+            ("other clients' uploads", "curious client", False),
+            ("other clients' uploads", "curious client", True),
+            ("other clients' uploads", "colluding clients", True),
+            ("other clients' uploads", "eavesdropper", False),
+            ("other clients' uploads", "eavesdropper", True),
+            ("single uploads", "curious server", False),
+            ("single uploads", "curious server", True),
+            ("single uploads", "server with colluding clients", True),
+        ],
+        "holds",
+    )
+
+
+def test_both_claims_of_ring_masks_are_tested_by_it(masked):
+    verdicts = {v.tests: v.verdict for v in judge_claims(context_of().guarantee(), list(masked.values()))}
+    assert verdicts["single uploads"] == "holds"
+    assert verdicts["other clients' uploads"] == "holds"
+
+
+def test_every_positive_control_passes_its_gates(masked):
+    for key, evidence in masked.items():
+        assert all(gate.passed_by(evidence.positive.of(gate.metric)) for gate in evidence.gates), key
+
+
+def test_what_is_left_out_is_said(masked):
+    seen = masked["single uploads", "curious server", True].seen
+    assert "line 8" in seen
+    assert "line 11" in seen
+
+
+@pytest.mark.parametrize(
+    ("tests", "settings"),
+    [
+        (3, {"aggregation.masks": "none", "training.loss": "mse"}),
+        pytest.param(3, {"aggregation.masks": "none"}, marks=pytest.mark.long),
+        (6, {"aggregation.masks": "float", "aggregation.float_scale": 1e-6, "training.loss": "mse"}),
+        (0, {"protection": "fedavg"}),
+    ],
+)
+def test_a_protection_that_does_not_hide_uploads_is_judged_broken(tests, settings):
+    found = played(**settings)
+    assert set(found) == {(tests, "curious server", False), (tests, "curious server", True)}
+    evidence = found[tests, "curious server", True]
+    assert judge(evidence).verdict == "broken"
+    assert evidence.target.of(READ).mean >= 0.9
+    assert evidence.target.of(LEARNED).mean >= 0.9
+
+
+def test_with_two_clients_there_is_no_third_to_be_curious():
+    found = played(**{"federation.clients": 2, "protection": "fedavg", "aggregation.masks": "ring"})
+    assert {adversary for _, adversary, _ in found} == {"eavesdropper", "curious server"}
+    assert {judge(e).verdict for e in found.values()} == {"holds"}
+
+
+def test_it_says_where_it_does_not_apply():
+    published = context_of(**{"noise.mechanism": "published", "noise.epsilon": 3.0, "training.loss": "mse"})
+    assert "lines 3 and 4" in EXPERIMENT.applies(published.plan, published.guarantee())
+    alone = context_of(**{"federation.clients": 1})
+    assert "single client" in EXPERIMENT.applies(alone.plan, alone.guarantee())
+
+
+@pytest.mark.long
+def test_sound_noise_under_ring_masks_holds():
+    found = played(**{"noise.mechanism": "sound", "noise.noise_multiplier": 0.5, "training.loss": "mse"})
+    assert {judge(e).verdict for e in found.values()} == {"holds"}
+    assert len(found) == 8
