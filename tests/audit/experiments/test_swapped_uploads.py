@@ -8,6 +8,7 @@ from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.audit.experiments.swapped_uploads import EXPERIMENT, LEARNED, READ
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.mask import client as mask_client
 
 SMALL = {"model.name": "mlp-3", "federation.clients": 5, "training.batch_size": 8}
 
@@ -76,6 +77,14 @@ def test_a_protection_that_does_not_hide_uploads_is_judged_broken(tests, setting
     assert judge(evidence).verdict == "broken"
     assert evidence.target.of(READ).mean >= 0.9
     assert evidence.target.of(LEARNED).mean >= 0.9
+
+
+def test_ring_masks_without_their_pairwise_part_are_judged_broken(monkeypatch):
+    """A deliberately broken protocol, not figures: self masks alone, whose seeds the server learns."""
+    whole = mask_client.add_masks
+    monkeypatch.setattr(mask_client, "add_masks", lambda values, seeds, lengths: whole(values, seeds[:1], lengths))
+    found = played(**{"training.loss": "mse"})
+    assert judge(found["single uploads", "curious server", True]).verdict == "broken"
 
 
 def test_with_two_clients_there_is_no_third_to_be_curious():

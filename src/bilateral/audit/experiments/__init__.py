@@ -23,6 +23,7 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         sizes_and_presence,
         softmax_recovery,
         sum_inversion,
+        swapped_uploads,
         upload_terms,
     )
 
@@ -32,6 +33,7 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         *gradient_inversion.EXPERIMENTS,
         sum_inversion.EXPERIMENT,
         upload_terms.EXPERIMENT,
+        swapped_uploads.EXPERIMENT,
         membership_by_server.EXPERIMENT,
         membership_by_clients.EXPERIMENT,
         function_recovery.EXPERIMENT,

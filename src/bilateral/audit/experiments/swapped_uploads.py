@@ -192,7 +192,7 @@ def _attack(context: Context, attacker: Attacker, runs: Runs, left_out: tuple[ty
         seen += ", masks taken off as far as they are known"
     if left_out:
         seen += "; not the question of cross entropy, which tells by itself (line 8)"
-    if attacker.tests == "single uploads" and context.plan.noise.mechanism != "sound":
+    if attacker.sees_uploads and isinstance(attacker.tests, str) and context.plan.noise.mechanism != "sound":
         seen += "; not who refused a range (line 11)"
     evidence = []
     for adaptive in (False, True) if attacker.naive else (True,):

@@ -15,11 +15,11 @@ from typing import Any
 
 from nvflare.collab import CollabCallError, collab
 
-import bilateral
 from bilateral.engine.flare.surroundings import is_simulation, kit_settings, plan_of_job, server_secrets
 from bilateral.engine.remote.conductor import Conductor
 from bilateral.engine.remote.exchange import SiteSilentError
 from bilateral.engine.result import RoundReport
+from bilateral.version import __version__
 
 log = logging.getLogger("bilateral.server")
 STATUS, STOP = "bilateral.status", "bilateral.stop"
@@ -111,7 +111,7 @@ class Coordinator:
             path,
             sites,
             partial(server_secrets, plan, workspace),
-            bilateral.__version__,
+            __version__,
             self.engine,
             reference=self.reference,
             data_dir=data_dir,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import tomli_w
 
-from bilateral import __version__
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.conductor import sites_needed
+from bilateral.version import __version__
 
 _TEMPLATE = """\
 # Deployment {name}

@@ -11,12 +11,12 @@ from typing import Any
 
 from nvflare.collab import collab
 
-import bilateral
 from bilateral.engine.flare.coordinator import STATUS, STOP, FlareSites
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.hetero_result import HeteroProgress
 from bilateral.engine.remote.hetero_conductor import HeteroConductor
 from bilateral.engine.remote.hetero_record import PublicFacts
+from bilateral.version import __version__
 
 log = logging.getLogger("bilateral.server")
 
@@ -65,7 +65,7 @@ class HeteroCoordinator:
             Path(self.output),
             HeteroFlareSites(list(collab.clients)),
             facts,
-            bilateral.__version__,
+            __version__,
             self.engine,
             on_progress=self._note,
             should_stop=self._stop.is_set,

@@ -8,10 +8,10 @@ from typing import Any
 
 from nvflare.collab import collab
 
-import bilateral
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.flare.site_edge import ask_desk
 from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
+from bilateral.version import __version__
 
 
 class HeteroSite:
@@ -45,7 +45,7 @@ class HeteroSite:
                     collab.site_name,
                     hetero_plan_of_job(self.plan),
                     Path(self.stores) / collab.site_name,
-                    version=bilateral.__version__,
+                    version=__version__,
                     data_dir=Path(self.data_dir) if self.data_dir else None,
                 )
             return self._desk

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import bilateral
 from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, load_site_settings
 from bilateral.engine.plan import RunPlan, parse_plan
 from bilateral.engine.remote.enrolment import Briefing
@@ -22,6 +21,7 @@ from bilateral.engine.secrets import OwnSecrets, Secrets, SimulatedSecrets
 from bilateral.errors import PlanError
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import SecureRandomness
+from bilateral.version import __version__
 
 SIMULATION = "BILATERAL_SIMULATION"
 RUN_ID_BYTES = 16
@@ -60,7 +60,7 @@ def make_site_desk(name: str, workspace: Any, plan: str, *, reference: bool, dat
             name,
             chosen,
             simulated,
-            version=bilateral.__version__,
+            version=__version__,
             reference=reference,
             data_dir=Path(data_dir) if data_dir else None,
         )
@@ -75,7 +75,7 @@ def make_site_desk(name: str, workspace: Any, plan: str, *, reference: bool, dat
         name,
         chosen,
         own,
-        version=bilateral.__version__,
+        version=__version__,
         data_dir=settings.data_directory,
         data_settings=settings.data.options,
         counter=FileCounter(settings.spent_file(chosen)) if chosen.noise.mechanism == "sound" else None,
