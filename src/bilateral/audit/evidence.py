@@ -48,7 +48,7 @@ class Condition:
     scores: tuple[Scores, ...]
 
     def of(self, metric: Metric) -> Scores | None:
-        return next((scores for scores in self.scores if scores.metric == metric), None)
+        return next((scores for scores in self.scores if scores.metric.name == metric.name), None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,7 +148,7 @@ def _without_infinities(ours: FloatArray, theirs: FloatArray) -> tuple[FloatArra
 
 
 def _expect_comparable(target: Scores, control: Scores, *, paired: bool) -> None:
-    if target.metric != control.metric:
+    if target.metric.name != control.metric.name:
         raise ValueError(f"{target.metric.name} cannot be compared with {control.metric.name}")
     if paired and len(target.values) != len(control.values):
         raise ValueError(f"{len(target.values)} scores cannot be paired with {len(control.values)}")

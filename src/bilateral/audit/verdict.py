@@ -31,6 +31,7 @@ Word = Literal["holds", "broken", "not tested", "proves nothing"]
 LEVEL = 0.002
 """Of one attack, all its metrics together. An audit of the default plan has some seventy attacks: were they all at
 chance, it would raise a false alarm about once in eight audits. What is called broken here has a p-value beside it."""
+BESIDE = "Not part of this claim, and broken for the same party"
 SUSPICION = 0.02
 """Between the two levels nothing is concluded."""
 
@@ -306,7 +307,7 @@ def _claim_verdict(claim: Claim, findings: tuple[Finding, ...], leaks: Sequence[
     verdict, reason = combine(findings)
     beside = [str(leak.tests) for leak in leaks if leak.verdict == "broken" and leak.whom == claim.whom]
     if verdict == "holds" and beside:
-        reason += f". Not part of this claim, and broken for the same party: ledger lines {', '.join(beside)}"
+        reason += f". {BESIDE}: ledger lines {', '.join(beside)}"
     return ClaimVerdict(claim.subject, claim.what, claim.whom, OWN, verdict, reason, findings)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,5 +150,11 @@ def _free_name(evidence: Evidence, title: str, taken: dict[str, Figure]) -> str:
 
 
 def _write(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})  # a Figure draws with Agg
+    """A palette of 256 colours: nobody sees the difference, and files are a third as large."""
+    from PIL import Image  # noqa: PLC0415
+
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})  # a Figure draws with Agg
+    with Image.open(drawn) as image:
+        image.convert("RGB").quantize(256).save(path, optimize=True)
     return path

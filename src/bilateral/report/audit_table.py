@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bilateral.audit.auditor import NOT_ASKED, AuditResult, Skipped
-from bilateral.audit.verdict import ClaimVerdict, Finding, Word
+from bilateral.audit.verdict import BESIDE, ClaimVerdict, Finding, Word
 from bilateral.report.audit_words import (
     CAVEAT,
     LEAKS_TITLE,
@@ -88,6 +88,8 @@ def _claim(verdict: ClaimVerdict, *, details: bool) -> RenderableType:
     ]
     if details or verdict.verdict in ("not tested", "proves nothing"):  # else the rows say it
         parts.append(_text(verdict.reason))
+    elif BESIDE in verdict.reason:
+        parts.append(_text((BESIDE + verdict.reason.partition(BESIDE)[2], "yellow")))
     if verdict.findings:
         parts.append(_attacks(verdict.findings) if details else _short_attacks(verdict.findings))
     if verdict.verdict != "proves nothing":  # else the claim's own reason says it
