@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bilateral.audit.evidence import Evidence, evidence_from
-from bilateral.engine.run_directory import write_json
+from bilateral.engine.run_directory import dated_path, write_json
 from bilateral.errors import CheckpointError, PlanError
 
 DEFAULT_PARENT = Path("bilateral-audits")
@@ -37,7 +36,7 @@ class AuditDirectory:
     @staticmethod
     def create(path: Path | None, title: str, task: dict[str, Any]) -> AuditDirectory:
         """A new directory for `task` (the plan and the effort)."""
-        path = path or _dated(title)
+        path = path or dated_path(DEFAULT_PARENT, title)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",
@@ -78,12 +77,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: expected one JSON object.", remedy=_DELETE)
     return values
-
-
-def _dated(title: str) -> Path:
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{title.replace(':', '.').replace('/', '.')}"
-    path, number = DEFAULT_PARENT / stem, 1
-    while path.exists():
-        number += 1
-        path = DEFAULT_PARENT / f"{stem}-{number}"
-    return path

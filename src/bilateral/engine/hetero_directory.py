@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
-from bilateral.engine.run_directory import DEFAULT_PARENT, RunDirectory
+from bilateral.engine.run_directory import DEFAULT_PARENT, RunDirectory, dated_path
 from bilateral.errors import CheckpointError, PlanError
 
 _PLAN = "plan.toml"
@@ -29,7 +28,7 @@ class HeteroDirectory:
     @staticmethod
     def create(path: Path | None, plan: HeteroPlan) -> HeteroDirectory:
         """A new directory with the plan in it; `path` None picks a dated name."""
-        path = path or _dated(plan)
+        path = path or dated_path(DEFAULT_PARENT, f"hetero-{plan.data.name}")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",
@@ -56,13 +55,3 @@ class HeteroDirectory:
 
     def write_result(self, result: dict[str, Any]) -> None:
         self._files.write_result(result)
-
-
-def _dated(plan: HeteroPlan) -> Path:
-    plain = plan.data.name.replace(":", ".").replace("/", ".")
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-hetero-{plain}"
-    path, number = DEFAULT_PARENT / stem, 1
-    while path.exists():
-        number += 1
-        path = DEFAULT_PARENT / f"{stem}-{number}"
-    return path

@@ -53,7 +53,7 @@ class RunDirectory:
     @staticmethod
     def create(path: Path | None, plan: RunPlan) -> RunDirectory:
         """A new directory with the plan in it; `path` None picks a dated name."""
-        path = path or _dated(plan)
+        path = path or dated_path(DEFAULT_PARENT, f"{plan.data.name}-{plan.model.name}")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",
@@ -147,14 +147,11 @@ def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> 
     os.replace(partial, path)  # noqa: PTH105 (the atomic one)
 
 
-def _dated(plan: RunPlan) -> Path:
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{_plain(plan.data.name)}-{_plain(plan.model.name)}"
-    path, number = DEFAULT_PARENT / stem, 1
+def dated_path(parent: Path, title: str) -> Path:
+    """A folder that does not exist yet, named by the time and by what is in it."""
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{title.replace(':', '.').replace('/', '.')}"
+    path, number = parent / stem, 1
     while path.exists():
         number += 1
-        path = DEFAULT_PARENT / f"{stem}-{number}"
+        path = parent / f"{stem}-{number}"
     return path
-
-
-def _plain(name: str) -> str:
-    return name.replace(":", ".").replace("/", ".")

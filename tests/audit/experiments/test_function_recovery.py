@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bilateral.audit.experiment import EFFORTS, Context
-from bilateral.audit.experiments.function_recovery import AGREEMENT, EXPERIMENT, PREDICTION_ERROR, trained_plan
+from bilateral.audit.experiments.function_recovery import AGREEMENT, EXPERIMENT, PREDICTION_ERROR
+from bilateral.audit.experiments.trained_runs import trained_plan
 from bilateral.audit.verdict import judge
 from bilateral.engine.plan import RunPlan
 

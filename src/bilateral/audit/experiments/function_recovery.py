@@ -21,7 +21,8 @@ from bilateral.audit.attacks.group_secrets import Outputs, fit_outputs, guess_ou
 from bilateral.audit.attacks.softmax_exchange import outputs_from_exchange
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
-from bilateral.audit.recording import Recording, record
+from bilateral.audit.experiments.trained_runs import NUM_TRIALS, recorded, trained_plan
+from bilateral.audit.recording import Recording
 from bilateral.audit.scores import AGREEMENT, Metric, Scores, mean_interval
 from bilateral.audit.threat import View, client_view, eavesdropper_view
 from bilateral.data import Split
@@ -30,41 +31,11 @@ from bilateral.engine.setup import initial_model
 from bilateral.protocols.guarantee import Guarantee
 
 PREDICTION_ERROR = Metric("relative error of predictions", "low")
-NUM_TRIALS = 10
-NUM_LATE_ROUNDS = 20
-NUM_EARLY_ROUNDS = 10
 NUM_LABELS = 100
 CURVE_LABELS = (1, 3, 10, 30, 100, 300)
 _POOLED = 300
 _UNSEEN = 400
 _CONTROL_STEPS = 200
-
-
-def trained_plan(context: Context) -> RunPlan:
-    """The plan as clients see it, at its own length: what the server sends does not depend on the masks of uploads."""
-    rounds = max(NUM_TRIALS, context.plan.training.rounds)
-    if context.effort.name == "smoke":
-        rounds = min(rounds, NUM_LATE_ROUNDS)
-    # Whether a client is invited to a round changes nothing of what it is sent: here it is invited to all.
-    plan = context.plan.with_settings({"training.rounds": rounds, "federation.participation": 1.0})
-    bare = plan.noise.mechanism == "none" and plan.protection == "perturbation"
-    return plan.with_settings({"aggregation.masks": "none"}) if bare else plan
-
-
-def kept_rounds(plan: RunPlan) -> set[int]:
-    """The first and the last rounds: those that experiments on a trained run look at."""
-    rounds = range(plan.training.rounds)
-    return {*rounds[:NUM_EARLY_ROUNDS], *rounds[-NUM_LATE_ROUNDS:]}
-
-
-def recorded(context: Context, plan: RunPlan, note: str) -> Recording:
-    """A run of a plan with `kept_rounds`, which says how far it is (the first half of an experiment)."""
-
-    def on_round(done: int, rounds: int) -> None:
-        if done % 10 == 0:
-            context.on_progress(0.5 * done / rounds, f"round {done} of {rounds}, {note}")
-
-    return record(plan, context.federation(plan), keep=kept_rounds(plan), on_round=on_round)
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001

@@ -17,27 +17,28 @@ Guesses are scored in the order in which the client received the neurons: their 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from bilateral.audit.attacks.group_secrets import ReceivedModel, fit_group_secrets, parameters_without_noise
 from bilateral.audit.attacks.parameter_symmetry import canonical, canonical_factors, follow, unsupported
 from bilateral.audit.attacks.scale_from_size import FactorPrior, factors_from_rounds, guess_scale
-from bilateral.audit.attacks.softmax_exchange import secrets_from_exchange
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
-from bilateral.audit.experiment import Context, Experiment, has_line, undefended
-from bilateral.audit.experiments.function_recovery import NUM_TRIALS, recorded, trained_plan
-from bilateral.audit.recording import Recording, ServerRound
+from bilateral.audit.experiment import Context, Experiment, has_line
+from bilateral.audit.experiments.parameter_trials import (
+    Trial,
+    Undefended,
+    error_of,
+    make_trial,
+    other_network,
+    saw,
+)
+from bilateral.audit.experiments.trained_runs import NUM_TRIALS, recorded, trained_plan
+from bilateral.audit.recording import Recording
 from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.threat import View, client_view, eavesdropper_view
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import initial_model
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.perturb.secrets import RoundSecrets, draw_scaling
 
 CANONICAL_ERROR = Metric("relative error up to scaling", "low", digits=2)
 FOLLOWED = Metric("neurons followed to the next round", "high")
@@ -54,41 +55,13 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """A round: what the client has of it (without the head's noise), and the truth in the client's order."""
-
-    kept: ServerRound
-    secrets: RoundSecrets
-    received: Tensor
-    truth: Tensor
-    decoy: Tensor
-
-
-@dataclass(frozen=True)
-class _Undefended:
-    """The positive control: what FedAvg's clients are sent in each round, and the true parameters."""
-
-    received: tuple[Tensor, ...]
-    truth: tuple[Tensor, ...]
-
-    @staticmethod
-    def of(context: Context) -> _Undefended:
-        recording = context.record(undefended(trained_plan(context)).with_settings({"training.rounds": NUM_TRIALS + 1}))
-        sent = {e.round_index: m.parameters for e, m in eavesdropper_view(recording).messages(PlainModel)}
-        kept = [one for one in recording.server_rounds if one.round_index in sent]
-        return _Undefended(
-            tuple(sent[one.round_index].double() for one in kept), tuple(one.parameters.double() for one in kept)
-        )
-
-
 def _run(context: Context) -> Sequence[Evidence]:
-    plain = _Undefended.of(context)
+    plain = Undefended.of(context)
     recording = recorded(context, trained_plan(context), "with protection")
     if unsupported(recording.graph):
         return ()
     context.on_progress(0.5, "taking the noise off the head")
-    trials = [_trial(context, recording, kept) for kept in recording.server_rounds if _saw(recording, kept)]
+    trials = [make_trial(context, recording, kept) for kept in recording.server_rounds if saw(recording, kept)]
     late = trials[-NUM_TRIALS:]
     rows = [_naive(recording, plain, trials[-1])]
     context.on_progress(0.6, "factors from sizes")
@@ -102,14 +75,14 @@ def _run(context: Context) -> Sequence[Evidence]:
     return rows
 
 
-def _naive(recording: Recording, plain: _Undefended, trial: _Trial) -> Evidence:
+def _naive(recording: Recording, plain: Undefended, trial: Trial) -> Evidence:
     """Parameters as they come: every factor is taken for 1."""
     ones = torch.ones(recording.graph.num_scale_classes, dtype=torch.float64)
     remark = _errors(recording, trial, ones)
     return _values(recording, plain, trial, ones, "parameters as they come", "one model", remark, adaptive=False)
 
 
-def _from_sizes(recording: Recording, plain: _Undefended, trial: _Trial, when: str) -> Evidence:
+def _from_sizes(recording: Recording, plain: Undefended, trial: Trial, when: str) -> Evidence:
     graph = recording.graph
     guess = guess_scale(graph, trial.received, FactorPrior.of_range(graph, recording.plan.perturbation.scale_range))
     seen = f"one model, {when} in training; how networks are initialised"
@@ -119,7 +92,7 @@ def _from_sizes(recording: Recording, plain: _Undefended, trial: _Trial, when: s
     )
 
 
-def _from_rounds(recording: Recording, plain: _Undefended, trials: Sequence[_Trial]) -> Evidence:
+def _from_rounds(recording: Recording, plain: Undefended, trials: Sequence[Trial]) -> Evidence:
     """The last model, with the neurons of the rounds before it."""
     graph, scale_range, last = recording.graph, recording.plan.perturbation.scale_range, trials[-1]
     counts = sorted({min(count, len(trials)) for count in CURVE_ROUNDS})
@@ -149,11 +122,11 @@ def _from_rounds(recording: Recording, plain: _Undefended, trials: Sequence[_Tri
     )
 
 
-def _up_to_scaling(recording: Recording, plain: _Undefended, trials: Sequence[_Trial]) -> Evidence:
+def _up_to_scaling(recording: Recording, plain: Undefended, trials: Sequence[Trial]) -> Evidence:
     graph = recording.graph
 
     def error(received: Tensor, truth: Tensor) -> float:
-        return _error(canonical(graph, received), canonical(graph, truth))
+        return error_of(canonical(graph, received), canonical(graph, truth))
 
     return _evidence(
         7,
@@ -161,18 +134,18 @@ def _up_to_scaling(recording: Recording, plain: _Undefended, trials: Sequence[_T
         "one model",
         [error(trial.received, trial.truth) for trial in trials],
         [error(*both) for both in zip(plain.received, plain.truth, strict=True)],
-        [error(_other_network(recording, trial)[trial.secrets.source], trial.truth) for trial in trials],
+        [error(other_network(recording, trial)[trial.secrets.source], trial.truth) for trial in trials],
         "the network with other initial weights",
         Gate(CANONICAL_ERROR, 1e-3),
     )
 
 
-def _following(recording: Recording, plain: _Undefended, trials: Sequence[_Trial]) -> Evidence:
+def _following(recording: Recording, plain: Undefended, trials: Sequence[Trial]) -> Evidence:
     graph = recording.graph
     movable = torch.cat([torch.zeros(0, dtype=torch.int64), *graph.cells.free_cells])
     pairs = list(pairwise(trials))
 
-    def share(found: Tensor, before: _Trial, after: _Trial) -> float:
+    def share(found: Tensor, before: Trial, after: Trial) -> float:
         right = before.secrets.exchange[found] == after.secrets.exchange
         return float(right[movable].double().mean()) if len(movable) else 1.0
 
@@ -183,7 +156,7 @@ def _following(recording: Recording, plain: _Undefended, trials: Sequence[_Trial
         for a, b in pairwise(plain.received)
     ]
     by_chance = [
-        share(follow(graph, a.received, _other_network(recording, b)[b.secrets.source]), a, b) for a, b in pairs
+        share(follow(graph, a.received, other_network(recording, b)[b.secrets.source]), a, b) for a, b in pairs
     ]
     return _evidence(
         7,
@@ -197,7 +170,7 @@ def _following(recording: Recording, plain: _Undefended, trials: Sequence[_Trial
     )
 
 
-def _known_parameters(recording: Recording, plain: _Undefended, trials: Sequence[_Trial]) -> Evidence:
+def _known_parameters(recording: Recording, plain: Undefended, trials: Sequence[Trial]) -> Evidence:
     """A client that knows the true parameters of a round (in the first: the initial weights) reads its factors."""
     graph = recording.graph
     trials = trials[:NUM_TRIALS]
@@ -206,8 +179,8 @@ def _known_parameters(recording: Recording, plain: _Undefended, trials: Sequence
         aligned = known[graph.source(follow(graph, known, received))]
         return graph.ratio(canonical_factors(graph, received) / canonical_factors(graph, aligned))
 
-    def error(known: Tensor, trial: _Trial) -> float:
-        return _error(read(known, trial.received), trial.secrets.ratio[trial.secrets.source])
+    def error(known: Tensor, trial: Trial) -> float:
+        return error_of(read(known, trial.received), trial.secrets.ratio[trial.secrets.source])
 
     no_factors = torch.ones(graph.num_parameters, dtype=torch.float64)
     return _evidence(
@@ -215,8 +188,8 @@ def _known_parameters(recording: Recording, plain: _Undefended, trials: Sequence
         "factors of parameters whose true values it knows",
         "one model, and the true parameters (as initial weights are to who knows the seed)",
         [error(trial.kept.parameters.double(), trial) for trial in trials],
-        [_error(read(known, sent), no_factors) for known, sent in zip(plain.truth, plain.received, strict=True)],
-        [error(_other_network(recording, trial), trial) for trial in trials],
+        [error_of(read(known, sent), no_factors) for known, sent in zip(plain.truth, plain.received, strict=True)],
+        [error(other_network(recording, trial), trial) for trial in trials],
         "a client that takes other weights for the true ones",
         Gate(FACTOR_ERROR, 1e-2),
     )
@@ -224,8 +197,8 @@ def _known_parameters(recording: Recording, plain: _Undefended, trials: Sequence
 
 def _values(
     recording: Recording,
-    plain: _Undefended,
-    trial: _Trial,
+    plain: Undefended,
+    trial: Trial,
     factors: Tensor,
     attack: str,
     seen: str,
@@ -254,24 +227,24 @@ def _values(
     )
 
 
-def _true_factors(recording: Recording, trial: _Trial) -> Tensor:
+def _true_factors(recording: Recording, trial: Trial) -> Tensor:
     """Of the places of the received network: what makes its weights of the true ones."""
     return canonical_factors(recording.graph, trial.received) / canonical_factors(recording.graph, trial.truth)
 
 
-def _octaves(recording: Recording, trial: _Trial, factors: Tensor) -> Scores:
+def _octaves(recording: Recording, trial: Trial, factors: Tensor) -> Scores:
     errors = (factors.log2() - _true_factors(recording, trial).log2()).abs()[1:]
     return Scores(FACTOR_OCTAVES, tuple(errors.tolist()))
 
 
-def _errors(recording: Recording, trial: _Trial, factors: Tensor) -> str:
+def _errors(recording: Recording, trial: Trial, factors: Tensor) -> str:
     """The guess as relative errors of the parameters, in all and layer by layer, beside a decoy's."""
     guess = trial.received / recording.graph.ratio(factors)
     layers = [p for p in recording.graph.parameters if p.binding is not None and p.binding.inputs is not None]
-    by_layer = [f"{p.name} {_error(guess[p.slice], trial.truth[p.slice]):.2f}" for p in layers]
+    by_layer = [f"{p.name} {error_of(guess[p.slice], trial.truth[p.slice]):.2f}" for p in layers]
     return (
-        f"relative parameter error {_error(guess, trial.truth):.3f} ({', '.join(by_layer)}); "
-        f"of another member of the family {_error(trial.decoy, trial.truth):.3f}"
+        f"relative parameter error {error_of(guess, trial.truth):.3f} ({', '.join(by_layer)}); "
+        f"of another member of the family {error_of(trial.decoy, trial.truth):.3f}"
     )
 
 
@@ -300,45 +273,6 @@ def _evidence(
         (gate,),
         paired=True,
     )
-
-
-def _trial(context: Context, recording: Recording, kept: ServerRound) -> _Trial:
-    graph, secrets, index = recording.graph, kept.secrets, kept.round_index
-    assert secrets is not None
-    client = _client(recording, index)
-    view = client_view(recording, client)
-    received = parameters_without_noise(view, index, _group_secrets(view, index, client))
-    draws = context.randomness("decoy", index)
-    factors, _ = draw_scaling(graph, recording.plan.perturbation.scale_range, False, draws)
-    plain = kept.parameters.double()
-    decoy = (graph.ratio(factors) * plain)[secrets.source]
-    return _Trial(kept, secrets, received, plain[secrets.source], decoy)
-
-
-def _group_secrets(view: View, round_index: int, client: str) -> Tensor:
-    """What line 2 gives under cross entropy, and line 1 otherwise."""
-    if view.facts.loss == "ce" and view.facts.num_outputs > 2:
-        return secrets_from_exchange(view, round_index, client)
-    own = view.data[client]
-    return fit_group_secrets(ReceivedModel.of(view, round_index, own.inputs), own, view.facts.loss)
-
-
-def _saw(recording: Recording, kept: ServerRound) -> bool:
-    return any(index == kept.round_index for _, index in recording.batches)
-
-
-def _client(recording: Recording, round_index: int) -> str:
-    return next(name for name, index in recording.batches if index == round_index)
-
-
-def _other_network(recording: Recording, trial: _Trial) -> Tensor:
-    """The architecture with initial weights of another seed, flat; another one for every trial."""
-    network = initial_model(recording.plan, recording.problem, recording.plan.seed + 1 + trial.kept.round_index)
-    return recording.graph.flatten(dict(network.named_parameters()), torch.float64)
-
-
-def _error(guess: Tensor, truth: Tensor) -> float:
-    return float((guess - truth).norm() / truth.norm())
 
 
 EXPERIMENT = Experiment("parameter-recovery", "values of the parameters, by a client", _applies, _run, weight=20.0)
