@@ -99,3 +99,13 @@ def test_the_separation_of_a_gaussian_is_the_inverse_of_its_delta():
 def test_too_few_scores_and_scores_that_are_no_numbers_are_refused(scores):
     with pytest.raises(ValueError, match="four or more scores"):
         epsilon_lower_bound(scores, [0.0] * 4, 1e-5)
+
+
+def test_each_of_the_two_rates_takes_half_of_the_risk():
+    """They may depend on each other (both worlds may share noise), so that only the sum of the risks is a bound.
+
+    Of 40 trials that judge, an attacker that is never wrong: by hand, p >= r^(1/40) and q <= 1 - r^(1/40) at risk r.
+    """
+    end = ((1 - 0.99) / 2) ** (1 / 40)
+    found = epsilon_lower_bound(np.ones(80), np.zeros(80), delta=0.0, confidence=0.99)
+    assert found.epsilon == pytest.approx(math.log(end / (1 - end)), rel=1e-9)

@@ -366,6 +366,18 @@ class TestNothingHoldsOnASuspicion:
         assert "ledger lines 8" in verdict.reason
 
 
+def test_a_control_that_passes_one_of_two_gates_is_not_blind():
+    both = with_ssim(HOLDS, 0.05, 0.05)
+    loose = replace(both, gates=(*both.gates, Gate(PSNR, 1.0)))  # every image passes the second
+    assert judge(loose).verdict == "holds"
+    assert judge(replace(both, gates=(Gate(PSNR, 1.0),))).verdict == "proves nothing"
+
+
+def test_what_an_eavesdropper_finds_counts_against_what_is_hidden_from_the_server():
+    listener = replace(BROKEN, adversary="eavesdropper")
+    assert judge_claims(Guarantee("x", (UPLOADS,), ()), [listener])[0].verdict == "broken"
+
+
 def taken(target, negative):
     metric = Metric("uploads stolen", "high", is_rate=True)
     return Evidence(
