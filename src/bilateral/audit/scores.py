@@ -37,7 +37,6 @@ SSIM = Metric("SSIM", "high", digits=2)
 RECONSTRUCTED = Metric("images above 20 dB", "high", is_rate=True, digits=2)
 INPUT_ERROR = Metric("relative error of the sample", "low", digits=2)
 LABEL = Metric("labels read", "high", is_rate=True, digits=2)
-TEST_MSE = Metric("test MSE", "low", digits=4)
 FEATURE_MSE = Metric("feature MSE", "low", digits=4)
 AUC = Metric("AUC", "high", is_share=True)
 BALANCED_ACCURACY = Metric("balanced accuracy", "high", is_share=True)
@@ -45,7 +44,6 @@ TPR_AT_1 = Metric("TPR at 1 % FPR", "high", is_share=True)
 AGREEMENT = Metric("agreement with the true model", "high", is_share=True)
 """Of a round, over many samples: no rate of independent zeros and ones, since they share the round's secrets."""
 SOFTMAX_ERROR = Metric("largest softmax error", "low", digits=2)
-PARAMETER_ERROR = Metric("relative parameter error", "low")
 EPSILON_BOUND = Metric("epsilon, lower bound", "high", digits=2)
 
 

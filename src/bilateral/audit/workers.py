@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -62,7 +63,7 @@ def _run_here(
     for name in names:
         if should_stop():
             return
-        yield _attempt(job, name, lambda fraction, note, name=name: on_progress(name, fraction, note))  # type: ignore[misc]
+        yield _attempt(job, name, partial(on_progress, name))
 
 
 def _attempt(job: Job, name: str, tell: Callable[[float, str], None]) -> Done:

@@ -89,7 +89,7 @@ def _evidence(context: Context, scenes: Sequence[Scene], mark: _Mark) -> Evidenc
         adaptive=mark.adaptive,
         seen=mark.seen,
         target=Condition("this client's batch or another's", membership_scores(target)),
-        positive=Condition("questions in the clear", membership_scores(positive)),
+        positive=Condition("questions in the clear: exact by construction", membership_scores(positive)),
         negative=Condition("questions about samples of the server's own", membership_scores(null)),
         gates=GATES,
         remark="masks do not cover the question",

@@ -72,7 +72,7 @@ def _sizes(context: Context) -> Sequence[Evidence]:
             adaptive=True,
             seen="refusals of its openings",
             target=Condition("clients of this plan", (Scores(SIZE_ERROR, errors(told)),)),
-            positive=Condition("uploads without masks", (Scores(SIZE_ERROR, errors(truth)),)),
+            positive=Condition("uploads without masks: exact by construction", (Scores(SIZE_ERROR, errors(truth)),)),
             negative=Condition("another client's refusals", (Scores(SIZE_ERROR, errors(dealt)),)),
             gates=(Gate(SIZE_ERROR, 0.01),),
             paired=True,
