@@ -12,6 +12,7 @@ from bilateral.audit.auditor import audit, stored_plan, stored_result
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Experiment
 from bilateral.audit.scores import AGREEMENT, AUC, Scores
+from bilateral.audit.workers import Done
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import CheckpointError, DataError, PlanError
@@ -85,6 +86,17 @@ def test_a_stored_audit_is_judged_again_to_the_same_verdicts(counted, tmp_path):
     stored = stored_result(tmp_path / "a" / "audit.json")
     assert verdicts(stored) == verdicts(result)
     assert stored.as_dict()["verdicts"] == result.as_dict()["verdicts"]
+
+
+@pytest.mark.parametrize("seconds", [0.46, 0.54, 1.4999, 12.05])
+def test_the_work_done_reads_the_same_before_and_after_it_was_stored(counted, monkeypatch, tmp_path, seconds):
+    def jobs(job, names, *_):
+        yield from (Done(name, [], "", seconds) for name in names[:1])
+
+    monkeypatch.setattr(auditor, "run_jobs", jobs)
+    result = audit(RunPlan(), num_workers=1, output=tmp_path / "a")
+    assert stored_result(tmp_path / "a" / "audit.json").seconds == result.seconds
+    assert result.seconds == pytest.approx(seconds, abs=0.051)
 
 
 def test_a_forged_verdict_in_a_stored_audit_is_not_believed(counted, tmp_path):

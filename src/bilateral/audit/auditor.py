@@ -67,6 +67,7 @@ class AuditResult:
     verdicts: tuple[ClaimVerdict, ...]
     skipped: tuple[Skipped, ...]
     seconds: float
+    """Of work, in tenths: a result reads the same before it was stored and after."""
     finished: bool = True
     style: str = "hardened"
     only: tuple[str, ...] = ()
@@ -90,7 +91,7 @@ class AuditResult:
             "protection": self.protection,
             "plan": dict(self.plan),
             "effort": self.effort,
-            "seconds": round(self.seconds, 1),
+            "seconds": self.seconds,
             "finished": self.finished,
             "style": self.style,
             "only": [*self.only],
@@ -163,7 +164,7 @@ def audit(
         evidence,
         tuple(judge_claims(guarantee, evidence)),
         (*skipped, *(Skipped(one.name, one.title, "the audit was stopped before it") for one in missing)),
-        sum(seconds for _, seconds in done.values()),
+        round(sum(seconds for _, seconds in done.values()), 1),
         finished=not missing,
         style=style,
         only=tuple(only),
