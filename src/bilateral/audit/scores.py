@@ -44,6 +44,7 @@ TPR_AT_1 = Metric("TPR at 1 % FPR", "high", is_share=True)
 AGREEMENT = Metric("agreement with the true model", "high", is_share=True)
 """Of a round, over many samples: no rate of independent zeros and ones, since they share the round's secrets."""
 SOFTMAX_ERROR = Metric("largest softmax error", "low", digits=2)
+PARAMETER_ERROR = Metric("relative parameter error", "low")
 EPSILON_BOUND = Metric("epsilon, lower bound", "high", digits=2)
 
 

@@ -10,7 +10,6 @@ from bilateral.audit.attacks.parameter_symmetry import (
     canonical,
     first_layer_neurons,
     follow,
-    path_products,
     unsupported,
 )
 from bilateral.models.scale_graph import ScaleGraph
@@ -60,15 +59,6 @@ def test_neurons_of_another_network_are_matched_by_chance_alone():
     after, new = hidden(graph, other, 2)
     movable = torch.cat(graph.cells.free_cells)
     assert float((old[follow(graph, before, after)] == new)[movable].double().mean()) < 0.1
-
-
-def test_path_products_survive_and_change_with_the_network():
-    graph, plain = network("mlp-3", {"width": 12})
-    _, other = network("mlp-3", {"width": 12}, seed=1)
-    first, second = path_products(graph, hidden(graph, plain, 1)[0]), path_products(graph, hidden(graph, plain, 2)[0])
-    assert first.shape == (10, 64)
-    assert torch.allclose(first, second, rtol=1e-12)
-    assert not torch.allclose(first, path_products(graph, other), rtol=0.1)
 
 
 def test_grouped_convolutions_are_named():

@@ -1,4 +1,4 @@
-"""What scaling and permutation of a network leave alone: its canonical form, and the path products (ledger line 7).
+"""What scaling and permutation of a network leave alone: its canonical form (ledger line 7; `path_products` as well).
 
 Every scale class is divided out by the size of the weights that make it (`canonical`): two members of a family of
 parameters that compute the same function have the same canonical form, up to the order of neurons. `follow` finds that
@@ -23,13 +23,18 @@ def unsupported(graph: ScaleGraph) -> str:
     return ""
 
 
+def is_bias(layout: ParameterLayout) -> bool:
+    """Biases begin no scale of their own, and may be zero. Weights of normalisation layers do begin one."""
+    return layout.binding is not None and layout.binding.inputs is None and layout.name.endswith("bias")
+
+
 def canonical_factors(graph: ScaleGraph, parameters: Tensor) -> Tensor:
     """A size for every scale class: of the weights into it, with the classes before them divided out. Class 0 is 1."""
     sizes = torch.zeros(graph.num_scale_classes, dtype=torch.float64)
     sizes[0] = 1.0
     for layout in graph.parameters:
         binding = layout.binding
-        if binding is None or binding.numerator is None or _is_bias(layout):
+        if binding is None or binding.numerator is None or is_bias(layout):
             continue
         values = parameters[layout.slice].view(layout.shape).double()
         if binding.denominator is not None:
@@ -71,33 +76,12 @@ def follow(graph: ScaleGraph, before: Tensor, after: Tensor) -> Tensor:
     return exchange
 
 
-def path_products(graph: ScaleGraph, parameters: Tensor) -> Tensor:
-    """Sums over all paths of the products of absolute weights, from each input to each output: no secret changes them.
-
-    Of a chain of Linear layers alone; an empty tensor for other networks.
-    """
-    product: Tensor | None = None
-    for layout in graph.parameters:
-        if layout.binding is None or layout.binding.inputs is None:
-            continue
-        if len(layout.shape) != 2 or (product is not None and layout.shape[1] != product.shape[0]):
-            return torch.zeros(0, dtype=torch.float64)
-        weight = parameters[layout.slice].view(layout.shape).double().abs()
-        product = weight if product is None else weight @ product
-    return torch.zeros(0, dtype=torch.float64) if product is None else product
-
-
 def first_layer_neurons(graph: ScaleGraph) -> Tensor:
     """Neurons that read the input itself."""
     for layout in graph.parameters:
         if layout.binding is not None and layout.binding.inputs is not None and layout.binding.outputs is not None:
             return layout.binding.outputs.neuron
     return torch.zeros(0, dtype=torch.int64)
-
-
-def _is_bias(layout: ParameterLayout) -> bool:
-    """Biases begin no scale of their own, and may be zero. Weights of normalisation layers do begin one."""
-    return layout.binding is not None and layout.binding.inputs is None and layout.name.endswith("bias")
 
 
 def _movable(graph: ScaleGraph) -> Tensor:

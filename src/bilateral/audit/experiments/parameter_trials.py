@@ -1,4 +1,4 @@
-"""Rounds as trials of parameter recovery: what a client has of the model, the truth beside it, and a decoy."""
+"""Rounds as trials of parameter recovery: what a client has of the model, and the truth beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bilateral.audit.recording import Recording, ServerRound
 from bilateral.audit.threat import View, client_view, eavesdropper_view
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.setup import initial_model
-from bilateral.protocols.perturb.secrets import RoundSecrets, draw_scaling
+from bilateral.protocols.perturb.secrets import RoundSecrets
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Trial:
     secrets: RoundSecrets
     received: Tensor
     truth: Tensor
-    decoy: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,13 @@ class Undefended:
         )
 
 
-def make_trial(context: Context, recording: Recording, kept: ServerRound) -> Trial:
-    graph, secrets, index = recording.graph, kept.secrets, kept.round_index
+def make_trial(recording: Recording, kept: ServerRound) -> Trial:
+    secrets, index = kept.secrets, kept.round_index
     assert secrets is not None
     client = client_of(recording, index)
     view = client_view(recording, client)
     received = parameters_without_noise(view, index, _group_secrets(view, index, client))
-    draws = context.randomness("decoy", index)
-    factors, _ = draw_scaling(graph, recording.plan.perturbation.scale_range, False, draws)
-    plain = kept.parameters.double()
-    decoy = (graph.ratio(factors) * plain)[secrets.source]
-    return Trial(kept, secrets, received, plain[secrets.source], decoy)
+    return Trial(kept, secrets, received, kept.parameters.double()[secrets.source])
 
 
 def _group_secrets(view: View, round_index: int, client: str) -> Tensor:
