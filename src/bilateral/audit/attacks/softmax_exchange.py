@@ -36,7 +36,13 @@ def softmax_of_query(view: View, round_index: int, client: str) -> Tensor:
     secrets = view.server_round(round_index).secrets
     if secrets is None:
         raise DataError("Without perturbation there is no exchange to read.")
-    noise = _carrier(view, query)[:, None] * secrets.output_noise
+    follows = view.facts.perturbation.noise == "activation"
+    return softmax_with_secrets(query, secrets.output_noise, follows_activation=follows)
+
+
+def softmax_with_secrets(query: SoftmaxQuery, output_noise: Tensor, *, follows_activation: bool) -> Tensor:
+    """The same by who holds the round's noise of the outputs."""
+    noise = _carrier_of(query, follows_activation=follows_activation)[:, None] * output_noise
     if query.blinded_exponentials.shape[1] == 2:
         difference = bracketed_difference(query.blinded_exponentials) - (noise[:, 1] - noise[:, 0])
         return torch.softmax(torch.stack([torch.zeros_like(difference), difference], 1), 1)
@@ -168,9 +174,11 @@ def _largest_output(mu: Tensor) -> Tensor:
 
 
 def _carrier(view: View, query: SoftmaxQuery) -> Tensor:
-    if view.facts.perturbation.noise == "activation":
-        return query.activation_sum
-    return torch.ones(len(query.blinded_exponentials), dtype=torch.float64)
+    return _carrier_of(query, follows_activation=view.facts.perturbation.noise == "activation")
+
+
+def _carrier_of(query: SoftmaxQuery, *, follows_activation: bool) -> Tensor:
+    return query.activation_sum if follows_activation else torch.ones(len(query.blinded_exponentials)).double()
 
 
 def _model(view: View, round_index: int) -> PerturbedModel:
