@@ -142,11 +142,11 @@ for stranger, own in (("other-deployment", None), ("self-signed", certificate)):
     trusted.write_bytes((own or trusted.read_bytes()) + ours)
 PYTHON
 for kit in "parties/$SERVER" parties/hospital-a parties/hospital-b strangers/*; do start "$kit"; done
-wait_until 60 "hospitals A and B are connected" connected hospital-a hospital-b
+wait_until 120 "hospitals A and B are connected" connected hospital-a hospital-b
 # Each of them again and again; what the TLS layer says tells them apart.
 refused_twice() { [ "$(grep -c "CERTIFICATE_VERIFY_FAILED: $1" "parties/$SERVER/start.log")" -ge 2 ]; }
-wait_until 60 "the server turns away the kit of another deployment" refused_twice "unable to get local issuer certificate"
-wait_until 60 "the server turns away the self-signed certificate" refused_twice "self.signed certificate"
+wait_until 120 "the server turns away the kit of another deployment" refused_twice "unable to get local issuer certificate"
+wait_until 120 "the server turns away the self-signed certificate" refused_twice "self.signed certificate"
 bilateral sites "$ADMIN_KIT"
 connected hospital-a hospital-b || fail "a stranger changed who is connected"
 for kit in strangers/*; do
@@ -155,9 +155,9 @@ for kit in strangers/*; do
   stop "$kit"
 done
 says "hospital-c" "parties/$SERVER/log.txt" && fail "the server's log knows hospital C, which has not come yet"
-for kit in strangers/*; do wait_until 30 "$kit has ended" ended "$kit"; done
+for kit in strangers/*; do wait_until 60 "$kit has ended" ended "$kit"; done
 start parties/hospital-c
-wait_until 60 "all three are connected" connected hospital-a hospital-b hospital-c
+wait_until 120 "all three are connected" connected hospital-a hospital-b hospital-c
 
 say "5. The administrator runs the plan"
 bilateral submit "$ADMIN_KIT" plan.toml --name first
@@ -177,15 +177,15 @@ settings.write_text(settings.read_text().replace("accepted = [", f'accepted = [\
 PYTHON
 bilateral submit "$ADMIN_KIT" other-plan.toml --name other --detach
 for site in hospital-a hospital-b hospital-c; do
-  wait_until 60 "$site refuses the plan" says "$site cannot take part: .*$other" "parties/$SERVER/runs/other/events.jsonl"
+  wait_until 120 "$site refuses the plan" says "$site cannot take part: .*$other" "parties/$SERVER/runs/other/events.jsonl"
 done
 grep round_done "parties/$SERVER/runs/other/events.jsonl" && fail "a round was done with a plan that nobody accepted"
 
 say "Stop all parties, in the middle of that run"
 for kit in parties/hospital-a parties/hospital-b parties/hospital-c "parties/$SERVER"; do stop "$kit"; done
 for kit in parties/hospital-a parties/hospital-b parties/hospital-c "parties/$SERVER"; do
-  wait_until 30 "$kit has ended" ended "$kit"
+  wait_until 60 "$kit has ended" ended "$kit"
 done
-wait_until 30 "no process is left" nothing_left
+wait_until 60 "no process is left" nothing_left
 
 say "Everything was as the page says ($SECONDS seconds)"

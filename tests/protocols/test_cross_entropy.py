@@ -15,33 +15,15 @@ from reference.equations import exchange_by_loops, softmax
 torch.set_num_threads(1)
 
 
-class Recorder(SeededRandomness.__mro__[1]):
-    """Randomness that remembers its last uniform draw."""
-
-    def __init__(self, seed):
-        self._inner = SeededRandomness(seed)
-        self.last = None
-
-    def random_bytes(self, num_bytes):
-        return self._inner.random_bytes(num_bytes)
-
-    def child(self, *labels):
-        return self
-
-    def uniform(self, *shape, low=0.0, high=1.0):
-        self.last = super().uniform(*shape, low=low, high=high)
-        return self.last
-
-
 def exchange(true_outputs, noise, alpha, follows, seed=0, group_blinders=None):
     """(softmax values, query, reply, client blinders, sample blinders)"""
     carrier = alpha if follows else torch.ones_like(alpha)
     noisy = true_outputs + carrier[:, None] * noise
     query, blinders = cross_entropy.query(0, noisy, alpha, SeededRandomness(seed))
     xi = group_blinders if group_blinders is not None else torch.ones(len(noise)).double()
-    recorder = Recorder(seed + 1)
-    reply = cross_entropy.reply(query, noise, xi, follows, recorder)
-    return cross_entropy.unblind(reply, blinders), query, reply, blinders, recorder.last
+    drawn = cross_entropy.draw_sample_blinders(query, SeededRandomness(seed + 1))
+    reply = cross_entropy.reply(query, noise, xi, follows, drawn)
+    return cross_entropy.unblind(reply, blinders), query, reply, blinders, drawn
 
 
 @given(st.integers(0, 10_000), st.integers(2, 6), st.sampled_from([0.1, 1.0, 10.0, 40.0]), st.booleans())
@@ -99,7 +81,7 @@ def test_outputs_out_of_range_are_refused_loudly(value):
 def test_noise_out_of_range_is_refused_loudly(alpha):
     query, _ = cross_entropy.query(0, torch.zeros(1, 3).double(), torch.tensor([alpha]), SeededRandomness(0))
     with pytest.raises(NumericalRangeError, match="noise"):
-        cross_entropy.reply(query, torch.tensor([1.0, -1.0, 0.5]).double(), torch.ones(3), True, SeededRandomness(1))
+        cross_entropy.reply(query, torch.tensor([1.0, -1.0, 0.5]).double(), torch.ones(3), True, torch.zeros(1, 3))
 
 
 def test_a_reply_that_gives_negative_probabilities_is_refused():
@@ -119,3 +101,4 @@ def test_client_blinders_do_not_show_in_a_repr():
 def test_server_blinders_differ_between_samples_and_classes():
     d = exchange(torch.zeros(5, 4).double(), torch.zeros(4).double(), torch.ones(5).double(), True)[4]
     assert len(d.unique()) == 20
+    assert float(d.abs().max()) < cross_entropy.LARGEST_BLINDER

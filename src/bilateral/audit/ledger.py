@@ -133,5 +133,12 @@ _LINES = (
         "clients cannot get the true parameters from the perturbed ones (this project said so too, until its audit)",
         "nothing known",
     ),
+    LedgerLine(
+        16,
+        "one training sample's gradient a round, out of the sum, to a server that chooses its blinders",
+        "P0, P3",
+        "a server that sees sums alone learns nothing about one client's data (the papers' server draws its blinders)",
+        'training.loss = "mse", which needs no exchange',
+    ),
 )
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bilateral.audit.attacks.chosen_blinders import LARGEST, answer_about, gradient_of_chosen, towards_likeliest
+from bilateral.audit.attacks.chosen_blinders import answer_about, gradient_of_chosen, towards_likeliest
 from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.protocols.messages import Upload, aggregate
+from bilateral.protocols.perturb.cross_entropy import LARGEST_BLINDER
 from bilateral.protocols.perturb.messages import SoftmaxQuery
 
 torch.set_num_threads(1)
@@ -103,7 +104,7 @@ def test_chosen_blinders_are_within_the_range_of_honest_ones(largest):
     softmax = torch.full((10,), (1 - largest) / 9, dtype=torch.float64)
     softmax[4] = largest
     blinders = towards_likeliest(softmax)
-    assert float(blinders.abs().max()) < LARGEST
+    assert float(blinders.abs().max()) < LARGEST_BLINDER
     cotangent = softmax * (1 - torch.exp(-blinders))
     wanted = softmax - F.one_hot(torch.tensor(4), 10)  # the cross entropy's, with the likeliest label
     assert torch.allclose(cotangent, wanted * cotangent[4] / wanted.min().clamp(max=-1e-30), atol=1e-12)

@@ -26,10 +26,7 @@ from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.secrets import RoundSecrets
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.randomness import Randomness, SecureRandomness
 
-LARGEST = 1.0
-"""Honest blinders are uniform on (-1, 1)."""
 _MOST_ETA = 0.5
 
 
@@ -43,14 +40,14 @@ def answer_about(
     if sample is not None:
         chosen[sample] = towards_likeliest(softmax[sample])
     blinders_of_output = secrets.group_blinders[secrets.partition]
-    return cross_entropy.reply(query, secrets.output_noise, blinders_of_output, follows, _Chosen(chosen))
+    return cross_entropy.reply(query, secrets.output_noise, blinders_of_output, follows, chosen)
 
 
 def towards_likeliest(softmax: Tensor) -> Tensor:
-    """Blinders of one sample, all within (-LARGEST, LARGEST)."""
+    """Blinders of one sample, all within the range of drawn ones."""
     likeliest = int(softmax.argmax())
     odds = float((1 - softmax[likeliest]) / softmax[likeliest])
-    eta = min(_MOST_ETA, 0.99 * math.expm1(LARGEST) / max(odds, 1e-12))
+    eta = min(_MOST_ETA, 0.99 * math.expm1(cross_entropy.LARGEST_BLINDER) / max(odds, 1e-12))
     blinders = torch.full_like(softmax, -math.log1p(-eta))
     blinders[likeliest] = -math.log1p(eta * odds)
     return blinders
@@ -60,21 +57,3 @@ def gradient_of_chosen(half: ServerHalf, settings: PerturbationSettings, total: 
     """The gradient of the chosen sample in a round's sum, up to a positive factor, in the true model's coordinates."""
     chosen = torch.tensor([name.startswith("blinded") for name in term_names(settings)])
     return half.recover(replace(total, terms=total.terms * chosen[:, None])).gradient
-
-
-class _Chosen(Randomness):
-    """What `cross_entropy.reply` draws from: numbers that somebody chose."""
-
-    def __init__(self, numbers: Tensor) -> None:
-        self._numbers = numbers
-
-    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        assert tuple(shape) == tuple(self._numbers.shape)
-        assert low <= float(self._numbers.min()) <= float(self._numbers.max()) <= high
-        return self._numbers
-
-    def random_bytes(self, num_bytes: int) -> bytes:
-        return SecureRandomness().random_bytes(num_bytes)
-
-    def child(self, *labels: str | int) -> Randomness:  # noqa: ARG002
-        return self

@@ -20,12 +20,13 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
     floor, quorum = settings.floor_of(num_clients), settings.threshold_of(num_clients)
     is_sparse = settings.num_chosen(num_clients) < num_clients - 1
     hidden = "every upload" if shows_batch else "every upload and weight"
+    follows = "the server follows the protocol" + (", also where it draws random numbers" if shows_batch else "")
     claims = (
         Claim(
             "single uploads",
             f"{hidden}; it learns one sum a round, over at least {floor} of the {num_clients} participants",
             "server",
-            f"identity keys are pinned, the server follows the protocol, and {_limit(settings, num_clients, floor)}",
+            f"identity keys are pinned, {follows}, and {_limit(settings, num_clients, floor)}",
         ),
         Claim(
             "overlapping sums",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
-from bilateral.protocols.perturb import cross_entropy, scheme
+from bilateral.protocols.perturb import cross_entropy, scheme, softmax_check
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
@@ -105,6 +106,8 @@ class PerturbClient:
         message.check_finite("the server")
         self._pending = None
         softmax = cross_entropy.unblind(message, pending.blinders)
+        if self._settings.softmax == "checked":
+            self._check_answer(pending, message, softmax.blinded)
         target = F.one_hot(pending.targets, outputs.shape[1]).double()
         cotangents = scheme.cross_entropy_cotangents(
             self._settings,
@@ -115,6 +118,20 @@ class PerturbClient:
             pending.model.partition,
         )
         return self._upload(message.round_index, pending.passed, cotangents, pending.weight)
+
+    def _check_answer(self, pending: _Pending, message: SoftmaxReply, softmax: Tensor) -> None:
+        if bool(message.corrections.any()):
+            raise ProtocolError(
+                f"{self.name}: the server's softmax answer is blinded, and this plan has checked answers.",
+                remedy="Both sides must run the same plan.",
+            )
+        carrier = pending.passed.head_inputs.detach().double().sum(1)
+        if self._settings.noise == "offset":
+            carrier = carrier.new_ones(len(carrier))
+        directions = pending.model.output_directions.double()
+        groups = scheme.group_masks(pending.model.partition, self._settings.num_partitions, torch.float64)
+        patterns = carrier[None, :, None] * (groups * directions)[:, None, :]
+        softmax_check.check_softmax(self.name, softmax, pending.passed.outputs.detach().double(), patterns)
 
     def _upload(self, round_index: int, passed: ForwardPass, cotangents: scheme.Cotangents, weight: int) -> Upload:
         terms = term_gradients(self._model, passed, cotangents)

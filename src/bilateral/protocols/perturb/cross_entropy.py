@@ -5,6 +5,8 @@
    where `r*_ij = d_i - (r_j - r_i) alpha` and `d_i` are the server's blinders, fresh for every sample and class.
 3. client: `p*_i = 1 / (y'_i - lambda_i sum_j exp(r*_ij)) = softmax_i / exp(d_i)` and `p~_i = p*_i q_i`.
 
+With checked answers all d_i are 0: `p* = softmax`, `q = 0`, and the client checks what it is told (`softmax_check`).
+
 Sums run over j != i. All of it in float64; what stands in an exponent is checked, never clamped. The client's
 blinders are of the size of the smallest exponential that they hide: then what step 3 subtracts is never larger than
 ten times what stays, and no digits are lost however large the noise is (docs/decisions/0004).
@@ -24,6 +26,7 @@ from bilateral.randomness import Randomness
 LARGEST_OUTPUT_DIFFERENCE = 300.0
 LARGEST_NOISE_EXPONENT = 300.0
 """exp of both together is far inside float64."""
+LARGEST_BLINDER = 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,10 +69,10 @@ def reply(
     output_noise: Tensor,
     blinders_of_output: Tensor,
     noise_follows_activation: bool,
-    randomness: Randomness,
+    sample_blinders: Tensor,
 ) -> SoftmaxReply:
-    """Step 2, server. `output_noise` is r, `blinders_of_output` is xi of each output's group."""
-    num_samples, num_outputs, _ = message.blinded_exponentials.shape
+    """Step 2, server. `output_noise` is r, `blinders_of_output` xi of each output's group, `sample_blinders` d."""
+    num_samples = len(message.blinded_exponentials)
     carrier = message.activation_sum if noise_follows_activation else torch.ones(num_samples, dtype=torch.float64)
     noise = carrier[:, None] * output_noise  # what the client's outputs carry
     largest = float(noise.max(1).values.sub(noise.min(1).values).max())
@@ -78,7 +81,6 @@ def reply(
             f"The additive noise spans {largest:.3g} in the exponent; it is exact up to {LARGEST_NOISE_EXPONENT:g}.",
             remedy="Lower perturbation.noise_ratio, use noise = 'offset', or calibrate on inputs like the clients'.",
         )
-    sample_blinders = randomness.uniform(num_samples, num_outputs, low=-1.0, high=1.0)  # d
     exponents = sample_blinders[:, :, None] - (noise[:, None, :] - noise[:, :, None])
     factors = _without_diagonal(torch.exp(exponents))
     own = torch.exp(sample_blinders)
@@ -88,6 +90,17 @@ def reply(
         blinder_coefficients=factors.sum(2),
         corrections=(1.0 - own) / blinders_of_output,
     )
+
+
+def draw_sample_blinders(message: SoftmaxQuery, randomness: Randomness) -> Tensor:
+    """d: a number per sample and class that only the server knows, uniform on (-LARGEST_BLINDER, LARGEST_BLINDER)."""
+    num_samples, num_outputs, _ = message.blinded_exponentials.shape
+    return randomness.uniform(num_samples, num_outputs, low=-LARGEST_BLINDER, high=LARGEST_BLINDER)
+
+
+def no_sample_blinders(message: SoftmaxQuery) -> Tensor:
+    """The same where answers are checked instead."""
+    return torch.zeros(message.blinded_exponentials.shape[:2], dtype=torch.float64)
 
 
 def unblind(message: SoftmaxReply, client_blinders: ClientBlinders) -> BlindedSoftmax:

@@ -26,6 +26,8 @@ Cross entropy, offset noise
 
     error        p* - t                                               1
     blinded_s    p~|_s                                               -xi_s
+
+With checked answers (docs/decisions/0017) p* is the softmax itself and p~ is 0: the terms `blinded` are not sent.
 """
 
 from __future__ import annotations
@@ -52,13 +54,17 @@ def term_names(settings: PerturbationSettings) -> tuple[str, ...]:
     directions = tuple(f"direction_{s}" for s in groups)
     blinded = tuple(f"blinded_{s}" for s in groups)
     blinded_directions = tuple(f"blinded_direction_{s}" for s in groups)
-    match settings.loss, settings.noise:
-        case "mse", "activation":
+    match settings.loss, settings.noise, settings.softmax:
+        case "mse", "activation", _:
             return ("error", *directions, "activation")
-        case "mse", "offset":
+        case "mse", "offset", _:
             return ("error", *directions)
-        case "ce", "activation":
+        case "ce", "activation", "checked":
+            return ("error", *directions)
+        case "ce", "activation", _:
             return ("error", *directions, *blinded_directions, *blinded)
+        case "ce", "offset", "checked":
+            return ("error",)
         case _:
             return ("error", *blinded)
 
@@ -102,6 +108,12 @@ def cross_entropy_cotangents(
     masks = group_masks(partition, settings.num_partitions, blinded.dtype)
     error = blinded - target
     per_group = corrected[None] * masks[:, None, :]
+    if settings.softmax == "checked":
+        if settings.noise == "offset":
+            return Cotangents(scale * error[None], None)
+        inner = torch.cat([torch.zeros_like(blinded[:, 0])[None], (masks * directions) @ error.T])
+        nothing = torch.zeros_like(error)[None].expand(settings.num_partitions, -1, -1)
+        return Cotangents(scale * torch.cat([error[None], nothing]), scale * inner)
     if settings.noise == "offset":
         return Cotangents(scale * torch.cat([error[None], per_group]), None)
     restricted = masks * directions
@@ -121,13 +133,15 @@ def recovery_coefficients(
 ) -> Tensor:
     """What the server multiplies the terms with, in the order of `term_names`."""
     one = torch.ones(1, dtype=torch.float64)
-    match settings.loss, settings.noise:
-        case "mse", "activation":
+    match settings.loss, settings.noise, settings.softmax:
+        case "mse", "activation", _:
             noise = group_secrets[partition] * directions
             return torch.cat([one, -group_secrets, (noise @ noise)[None]])
-        case "mse", "offset":
+        case ("mse", "offset", _) | ("ce", "activation", "checked"):
             return torch.cat([one, -group_secrets])
-        case "ce", "activation":
+        case "ce", "offset", "checked":
+            return one
+        case "ce", "activation", _:
             return torch.cat([one, -group_secrets, group_secrets * group_blinders, -group_blinders])
         case _:
             return torch.cat([one, -group_blinders])

@@ -96,12 +96,17 @@ class PerturbServer:
                 remedy="One query a client and round is answered.",
             )
         self._answered.add(sender)
+        if self._settings.softmax == "checked":
+            sample_blinders = cross_entropy.no_sample_blinders(message)
+        else:
+            draws = self._randomness.child("sample blinders", message.round_index, sender)
+            sample_blinders = cross_entropy.draw_sample_blinders(message, draws)
         return cross_entropy.reply(
             message,
             secrets.output_noise,
             secrets.group_blinders[secrets.partition],
             self._settings.noise == "activation",
-            self._randomness.child("sample blinders", message.round_index, sender),
+            sample_blinders,
         )
 
     def recover(self, total: Aggregate) -> RecoveredUpdate:
@@ -195,8 +200,20 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
         ),
     ]
     if settings.loss == "ce":
-        leaks.append(Leak("every true softmax, by a linear system of a few samples", "clients", 2))
-        leaks.append(Leak("the softmax of every training sample, from the query of the exchange", "server", 8))
-        if settings.noise == "activation":
-            leaks.append(Leak("the sum of every training sample's head inputs, from the query", "server", 10))
+        leaks += _leaks_of_exchange(settings)
     return Guarantee("perturbation", (), tuple(sorted(leaks, key=lambda leak: leak.ledger_line)))
+
+
+def _leaks_of_exchange(settings: PerturbationSettings) -> list[Leak]:
+    told = settings.softmax == "checked"
+    reads = "every true softmax: it is told" if told else "every true softmax, by a linear system of a few samples"
+    leaks = [
+        Leak(reads, "clients", 2),
+        Leak("the softmax of every training sample, from the query of the exchange", "server", 8),
+    ]
+    if settings.noise == "activation":
+        leaks.append(Leak("the sum of every training sample's head inputs, from the query", "server", 10))
+    if not told:
+        whom = "a server that chooses the blinders of its softmax answers, which nobody can tell"
+        leaks.append(Leak("one training sample's gradient a round, in the sum of all clients' uploads", whom, 16))
+    return leaks
