@@ -226,7 +226,9 @@ class RunPlan(_Section):
         How long the server waits, and for how many, is left out: an operator may change that between two terms.
         """
         unset = {name for name in ("sites", "server") if not getattr(self.data, name)}  # as in plans from before
-        text = self.model_dump_json(exclude={"federation": {"timeout", "min_sites", "patience"}, "data": unset})
+        as_before = {"softmax"} if self.perturbation.softmax == "blinded" else set()
+        waiting = {"timeout", "min_sites", "patience"}
+        text = self.model_dump_json(exclude={"federation": waiting, "data": unset, "perturbation": as_before})
         return hashlib.sha256(text.encode()).hexdigest()
 
     def digest(self) -> str:
