@@ -3,13 +3,18 @@
 A *problem* is a network's parameters, a gradient, and how many samples are behind it (one, or all samples of a sum).
 All problems are worked on together (`torch.func.vmap`): these networks are small, and a loop would wait for itself.
 
+On a rectified network with pooling one start often ends where the gradients still differ, and another start does not.
+So several race: all of them run a little, and those that match best go on.
+
 Formal guarantees (tests/audit/attacks/test_gradient_matching.py): the vectorised gradients are those of a plain loop;
-which start wins is decided by the attacker's own matching loss.
+which start goes on, and which wins, is decided by the attacker's own matching loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,13 +31,24 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class MatchingSettings:
-    """`starts` a problem; the step shrinks tenfold after 3/8, 5/8 and 7/8 of the steps."""
+class Heat:
+    """A part of a race: how many starts of every problem run in it, and how far."""
 
-    steps: int = 600
-    starts: int = 1
+    starts: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class MatchingSettings:
+    """The step shrinks tenfold after 3/8, 5/8 and 7/8 of the last heat; before it, starts only have to show promise."""
+
+    heats: tuple[Heat, ...] = (Heat(1, 600),)
     step_size: float = 0.05
     total_variation: float = 1e-3
+
+    @property
+    def num_starts(self) -> int:
+        return self.heats[0].starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,28 +116,71 @@ def match_gradients(
 ) -> Guesses:
     """Signed Adam on `1 - cosine + total variation` inside the range of values; the best start by that loss.
 
-    starts: problems x starts x count x sample.
+    starts: problems x starts x count x sample, as many as the first heat runs.
     """
-    num_starts = starts.shape[1]
-    each = problems.repeated(num_starts)
-    low, high = bounds.low.to(starts.dtype), bounds.high.to(starts.dtype)
-    guess = torch.clamp(starts.flatten(0, 1), low, high).clone().requires_grad_()
-    optimiser = torch.optim.Adam([guess], lr=settings.step_size)
-    milestones = [settings.steps * eighths // 8 for eighths in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
-    lost = torch.zeros(len(guess))
-    for step in range(settings.steps):
-        found = model.gradients(each.parameters, guess, each.targets)
+    work = sum(heat.starts * heat.steps for heat in settings.heats)
+    runners, lost, before = starts, torch.zeros(starts.shape[:2]), 0.0
+    for number, heat in enumerate(settings.heats):
+        share = heat.starts * heat.steps / work
+        sizes = [settings.step_size] * heat.steps
+        if number == len(settings.heats) - 1:
+            milestones = [heat.steps * eighths // 8 for eighths in (3, 5, 7)]
+            sizes = [settings.step_size * 0.1 ** bisect_right(milestones, step) for step in range(heat.steps)]
+        runners, lost = _run_heat(
+            _Course(model, problems, bounds, settings.total_variation),
+            leading(runners, lost, heat.starts),
+            sizes,
+            _part_of(on_progress, before, share),
+        )
+        before += share
+    return best_start(runners.flatten(0, 1), lost.flatten(), runners.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Course:
+    """What a race is run on."""
+
+    model: GradientModel
+    problems: Problems
+    bounds: ValueRange
+    total_variation: float
+
+    def losses(self, each: Problems, guess: Tensor) -> Tensor:
+        found = self.model.gradients(each.parameters, guess, each.targets)
         lost = 1.0 - F.cosine_similarity(found, each.gradients, dim=1)
-        lost = lost + settings.total_variation * total_variation(guess)
+        return lost + self.total_variation * total_variation(guess)
+
+
+def _run_heat(
+    course: _Course, runners: Tensor, step_sizes: Sequence[float], on_progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """Where the runners (problems x starts x count x sample) get to, and their losses (problems x starts)."""
+    num_starts = runners.shape[1]
+    each = course.problems.repeated(num_starts)
+    low, high = course.bounds.low.to(runners.dtype), course.bounds.high.to(runners.dtype)
+    guess = torch.clamp(runners.flatten(0, 1), low, high).clone().requires_grad_()
+    optimiser = torch.optim.Adam([guess])
+    lost = torch.zeros(len(guess))
+    for number, step_size in enumerate(step_sizes):
+        optimiser.param_groups[0]["lr"] = step_size
+        lost = course.losses(each, guess)
         guess.grad = torch.autograd.grad(lost.sum(), guess)[0].sign_()
         optimiser.step()
-        schedule.step()
         with torch.no_grad():
             guess.copy_(torch.clamp(guess, low, high))
-        if step % 10 == 0:
-            on_progress(step / settings.steps)
-    return best_start(guess.detach(), lost.detach(), num_starts)
+        if number % 10 == 0:
+            on_progress(number / len(step_sizes))
+    return guess.detach().view_as(runners), lost.detach().view(-1, num_starts)
+
+
+def _part_of(on_progress: Progress, before: float, share: float) -> Progress:
+    return lambda fraction: on_progress(before + share * fraction)
+
+
+def leading(samples: Tensor, lost: Tensor, count: int) -> Tensor:
+    """Of each problem's starts (problems x starts x ...), those `count` with the least loss (problems x starts)."""
+    chosen = torch.nan_to_num(lost, nan=float("inf")).topk(count, dim=1, largest=False, sorted=False).indices
+    return samples[torch.arange(len(samples))[:, None], chosen]
 
 
 def best_start(samples: Tensor, lost: Tensor, num_starts: int) -> Guesses:
@@ -141,9 +200,11 @@ def total_variation(samples: Tensor) -> Tensor:
     return down + across
 
 
-def noise_starts(problems: Problems, shape: tuple[int, ...], num_starts: int, randomness: Randomness) -> Tensor:
-    """Standard normal numbers, as the papers start."""
-    drawn = randomness.normal(len(problems), num_starts, problems.count, *shape)
+def noise_starts(
+    problems: Problems, shape: tuple[int, ...], num_starts: int, randomness: Randomness, spread: float = 1.0
+) -> Tensor:
+    """Normal numbers; of spread one, as the papers start."""
+    drawn = spread * randomness.normal(len(problems), num_starts, problems.count, *shape)
     return drawn.to(problems.gradients.dtype)
 
 
@@ -174,15 +235,17 @@ def _likeness(
 def _starts_of_one(
     likeness: Tensor, samples: Tensor, labels: Tensor, wanted: Tensor, num_starts: int, randomness: Randomness
 ) -> Tensor:
-    """starts x count x sample; two samples of one label get different starts."""
-    taken: dict[int, int] = {}
+    """starts x count x sample; samples of one label begin differently: equal ones would never part."""
+    wished = wanted.tolist()
+    alike = Counter(wished)
+    taken: Counter[int] = Counter()
     columns = []
-    for label in wanted.tolist():
+    for label in wished:
         same = torch.nonzero(labels == label)[:, 0]
         ranked = same[likeness[same].argsort(descending=True)]
         if len(ranked) == 0:  # nothing public of this label
             ranked = randomness.permutation(len(labels))
-        first = taken.get(label, 0)
-        taken[label] = first + num_starts
-        columns.append(samples[ranked[(first + torch.arange(num_starts)) % len(ranked)]])
+        places = taken[label] + alike[label] * torch.arange(num_starts)
+        taken[label] += 1
+        columns.append(samples[ranked[places % len(ranked)]])
     return torch.stack(columns, 1)
