@@ -7,7 +7,17 @@ from html.parser import HTMLParser
 
 import pytest
 
-from audit.samples import BROKEN, GUARANTEE, HOLDS, audit_of, fitted_secrets, inversion, membership, picture
+from audit.samples import (
+    BROKEN,
+    GUARANTEE,
+    HOLDS,
+    audit_of,
+    distinguisher,
+    fitted_secrets,
+    inversion,
+    membership,
+    picture,
+)
 from bilateral.audit.auditor import Skipped
 from bilateral.audit.evidence import Condition
 from bilateral.protocols.guarantee import Claim, Leak
@@ -23,13 +33,14 @@ class Balanced(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.words, self.links = [], [], [], []
+        self.open, self.tags, self.words, self.links, self.names = [], [], [], [], []
         self.feed(text)
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.names += [value for name, value in attrs if name == "id"]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -72,15 +83,32 @@ def test_the_page_needs_nothing_else(tmp_path):
     evidence = [replace(BROKEN, pictures=(picture(),)), fitted_secrets()]
     paths = write_pictures(evidence, tmp_path)
     page = Balanced(audit_html(audit_of(evidence), paths))
-    assert len(page.links) == 3
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
-    assert {base64.b64decode(link.split(",")[1]) for link in page.links} == {path.read_bytes() for path in paths}
+    images = [link for link in page.links if not link.startswith("#")]
+    assert len(images) == 3
+    assert all(link.startswith("data:image/png;base64,") for link in images)
+    assert {base64.b64decode(link.split(",")[1]) for link in images} == {path.read_bytes() for path in paths}
+
+
+def test_every_claim_is_in_short_and_leads_to_its_attacks():
+    page = Balanced(audit_html(audit_of([BROKEN, fitted_secrets()])))
+    inside = [link.removeprefix("#") for link in page.links if link.startswith("#")]
+    assert len(inside) == len(set(inside)) == 6
+    assert set(inside) == set(page.names)
+    short = "".join(page.words).split("In short")[1].split("What this plan claims")[0]
+    assert "PSNR dB 25.0; controls 26.0 and 9.5" in short
+    assert short.count("BROKEN") == 2
+    assert short.count("not tested") == 4
+
+
+def test_nothing_is_called_chance():
+    assert "chance" not in audit_html(audit_of([BROKEN, distinguisher(5.0)])).lower()
 
 
 def test_all_parts_are_there():
     text = audit_html(audit_of([BROKEN, membership()], skipped=[Skipped("dp", "Game", "no noise")]))
     titles = re.findall(r"<h2>(.*?)</h2>", text)
     assert titles == [
+        "In short",
         "What this plan claims",
         "Papers&#x27; claims and admitted leaks",
         "Controls and other figures",
@@ -104,7 +132,7 @@ def test_writing_draws_the_overview_of_the_whole_audit(tmp_path):
     of_a_part = (pictures / OVERVIEW).read_bytes()
     page = write_html(audit_of([BROKEN, HOLDS, fitted_secrets()]), pictures, tmp_path / "audit.html")
     assert (pictures / OVERVIEW).read_bytes() != of_a_part
-    assert len(Balanced(page.read_text(encoding="utf-8")).links) == 2
+    assert page.read_text(encoding="utf-8").count("<img ") == 2
 
 
 def test_an_audit_in_which_nothing_was_tried_has_a_page(tmp_path):

@@ -13,9 +13,9 @@ from bilateral.report.audit_table import audit_tables
 from bilateral.report.leakage_page import leakage_page
 
 
-def as_table(result):
+def as_table(result, width=100):
     text = io.StringIO()
-    console = Console(file=text, width=100, highlight=False, soft_wrap=True, color_system=None)
+    console = Console(file=text, width=width, highlight=False, soft_wrap=True, color_system=None)
     for part in audit_tables(result):
         console.print(part)
     return text.getvalue()
@@ -26,6 +26,16 @@ def as_page(result):
 
 
 VIEWS = {"table": as_table, "page": as_page, "html": audit_html}
+SHORT = {
+    "table": lambda result: as_table(result, 150).split("In short")[1],
+    "page": lambda result: as_page(result).split("## In short")[1].split("### How to read it")[0],
+    "html": lambda result: audit_html(result).split("<h2>In short</h2>")[1].split("<h2>")[0],
+}
+
+
+@pytest.fixture(params=SHORT.values(), ids=SHORT.keys())
+def short(request):
+    return request.param
 
 
 @pytest.fixture(params=VIEWS.values(), ids=VIEWS.keys())
@@ -61,6 +71,21 @@ def test_a_failed_positive_control_is_seen_beside_an_attack_that_worked(view):
     assert "1 holds (nothing found by these attacks)" in text
     assert "11.0 [" in text
     assert "proves nothing" in text.replace("proves nothing&quot; means", "").replace('"proves nothing" means', "")
+
+
+def test_in_short_too_a_broken_protection_is_seen(short):
+    text = " ".join(short(audit_of([BROKEN, HOLDS])).split())
+    assert text.count("BROKEN") == 1
+    assert "PSNR dB 25.0; controls 26.0 and 9.5" in text
+    assert "nothing found" not in text
+
+
+def test_in_short_too_a_failed_control_is_seen_and_never_holds(short):
+    text = " ".join(short(audit_of([BLIND_ATTACK])).split())
+    assert "proves nothing" in text
+    assert "controls 11.0 and 9.5" in text
+    assert "nothing found" not in text
+    assert "BROKEN" not in text
 
 
 def test_what_nobody_tried_is_seen(view):

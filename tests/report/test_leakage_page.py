@@ -6,14 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from audit.samples import BROKEN, HOLDS, audit_of, fitted_secrets, membership, picture, read_softmax
-from bilateral.audit.auditor import stored_result
+from audit.samples import (
+    BLIND_ATTACK,
+    BROKEN,
+    HOLDS,
+    audit_of,
+    distinguisher,
+    fitted_secrets,
+    membership,
+    picture,
+    read_softmax,
+)
+from bilateral.audit.auditor import NOT_ASKED, Skipped, stored_result
 from bilateral.audit.ledger import LEDGER
 from bilateral.cli.options import build_plan
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.guarantee import Claim, Guarantee
 from bilateral.report.audit_pictures import write_pictures
-from bilateral.report.leakage_page import COMMAND, command_for, leakage_page, pictures_beside
+from bilateral.report.leakage_command import command_for
+from bilateral.report.leakage_page import COMMAND, leakage_page, pictures_beside
 
 EVIDENCE = [HOLDS, fitted_secrets(), membership(), read_softmax()]
 
@@ -21,6 +33,18 @@ EVIDENCE = [HOLDS, fitted_secrets(), membership(), read_softmax()]
 def section(page, number):
     """One line of the ledger."""
     return re.split(r"\n##+ ", page.split(f"### Line {number}: ")[1])[0]
+
+
+def in_short(page):
+    """The rows of the first table, by line."""
+    return {int(row.split("](")[0].removeprefix("| [Line ")): row for row in page.splitlines() if row[:7] == "| [Line"}
+
+
+def own_in_short(page):
+    """The rows on the plans' claims that are in the open, by claim and audit."""
+    text = page.split("### What the plans claim, in short")[1].split("### How to read it")[0]
+    rows = [[cell.strip() for cell in row.split(" | ")] for row in text.splitlines()[3:] if row]
+    return {(row[0].removeprefix("| "), row[1]): row[2:] for row in rows[1:]}
 
 
 def test_the_page_starts_with_who_made_it():
@@ -40,20 +64,121 @@ def test_a_line_that_no_stored_audit_tested_says_so(number):
 
 
 def test_a_line_has_adaptive_and_naive_figures_apart_and_of_which_audit():
-    text = section(leakage_page([("default", audit_of(EVIDENCE))]), 1)
-    adaptive, naive = text.split("A naive one gets")
-    assert "agreement with the true model 0.980 [0.950, 0.995]" in adaptive
-    assert "**BROKEN** for clients in `default`" in adaptive
-    assert "AUC 0.510" in naive
-    assert "| default |" in naive
-    assert "A naive one gets: not tested." in section(leakage_page([("default", audit_of(EVIDENCE))]), 2)
+    page = leakage_page([("default", audit_of(EVIDENCE))])
+    text = section(page, 1)
+    assert "**Verdict.** **BROKEN** for clients in default." in text
+    in_the_open = text.split("<details>")[0]
+    adaptive, naive = [line for line in in_the_open.splitlines() if line.startswith("| default |")]
+    assert "| adaptive curious client | agreement with the true model 0.980 [0.950, 0.995] |" in adaptive
+    assert "| naive curious client | AUC 0.510 [" in naive
+    assert "| - | not tried | naive |" in section(page, 2)
 
 
 def test_two_audits_stand_side_by_side():
     page = leakage_page([("masked", audit_of([HOLDS])), ("open", audit_of([BROKEN, fitted_secrets()]))])
     assert "### masked" in page
     assert "### open" in page
-    assert "`masked`; **BROKEN** for clients in `open`" in section(page, 1)
+    assert "**BROKEN** for clients in open; not tested in masked." in section(page, 1)
+
+
+def test_in_short_every_line_stands_once_with_what_is_said_and_what_closes_it():
+    rows = in_short(leakage_page([("default", audit_of(EVIDENCE))]))
+    assert list(rows) == list(LEDGER)
+    for number, line in LEDGER.items():
+        assert line.closed_by in rows[number]
+        assert line.leak in rows[number]
+    assert "clients get a true prediction with probability at most 1/m, so that" in rows[1]
+    assert "the noisy gradient is (epsilon, delta)-differentially private" in rows[4]
+
+
+def test_in_short_has_the_strongest_of_each_kind_with_its_controls():
+    weak = fitted_secrets(attack="guessing", target=fitted_secrets().negative)
+    rows = in_short(leakage_page([("default", audit_of([weak, *EVIDENCE]))]))
+    fitted = "least squares fit of the group secrets: agreement with the true model 0.980; controls 1.000 and 0.110"
+    assert fitted in rows[1]
+    assert "LiRA on the perturbed outputs: AUC 0.510; controls 0.930 and 0.500" in rows[1]
+    assert "| default | **BROKEN** in default |" in rows[1]
+    assert "| not tried | not tried | - | not tested |" in rows[3]
+
+
+@pytest.mark.parametrize("name", ["zeta", "alpha"])
+def test_in_short_a_line_that_any_audit_broke_is_broken_with_that_audits_figures(name):
+    harmless = fitted_secrets(target=fitted_secrets().negative)
+    page = leakage_page([("default", audit_of([harmless])), (name, audit_of([fitted_secrets()]))])
+    row = in_short(page)[1]
+    assert "true model 0.980" in row
+    assert f"| {name} | **BROKEN** in {name}; holds (nothing found by these attacks) in default |" in row
+    assert f"Of {len(LEDGER)} lines: 1 BROKEN, {len(LEDGER) - 1} not tested." in page
+
+
+def test_in_short_the_defaults_figures_come_first_among_equals():
+    page = leakage_page([("alpha", audit_of([fitted_secrets()])), ("default", audit_of([fitted_secrets()]))])
+    assert "| default | **BROKEN** in default, alpha |" in in_short(page)[1]
+
+
+def test_in_short_a_failed_control_is_seen():
+    blind = fitted_secrets(target=fitted_secrets().negative, positive=fitted_secrets().negative)
+    row = in_short(leakage_page([("default", audit_of([blind]))]))[1]
+    assert "controls 0.110 and 0.110: proves nothing |" in row
+    assert "| proves nothing in default |" in row
+
+
+def test_in_short_the_plans_claims_have_their_verdict_and_strongest_attack():
+    rows = own_in_short(leakage_page([("b", audit_of([BLIND_ATTACK, HOLDS])), ("c", audit_of([BROKEN, HOLDS]))]))
+    assert next(iter(rows)) == ("single uploads", "c")  # broken first
+    verdict, count, attack, gets = rows["single uploads", "c"]
+    assert (verdict, count) == ("**BROKEN**", "2")
+    assert attack.startswith("cosine inversion")
+    assert gets == "PSNR dB 25.0; controls 26.0 and 9.5 |"
+    verdict, count, _, gets = rows["single uploads", "b"]
+    assert (verdict, count) == ("holds (nothing found by these attacks)", "2, 1 of which proves nothing")
+    assert gets == "PSNR dB 9.5; controls 26.0 and 9.5 |"
+    assert rows["overlapping sums", "b, c"][:2] == ["not tested", "0"]
+
+
+def test_in_short_a_claim_that_nothing_proves_shows_the_attack_with_its_failed_control():
+    rows = own_in_short(leakage_page([("a", audit_of([BLIND_ATTACK, replace(HOLDS, adaptive=False)]))]))
+    assert rows["single uploads", "a"][0] == "proves nothing"
+    assert "controls 11.0 and 9.5: proves nothing" in rows["single uploads", "a"][3]
+
+
+def test_a_bound_is_shown_beside_what_was_claimed_and_nothing_is_called_chance():
+    dp = Guarantee("sound noise", (Claim("differential privacy", "one sample", "server", "noise"),), ())
+    page = leakage_page([("dp", audit_of([distinguisher(5.0)], dp))])
+    assert "epsilon at least 5.00; claimed: at most 3" in page
+    assert "| epsilon at least 5.00 (claimed: at most 3) | at least 6.00 | at least 0.00 |" in page
+    assert "inf]" not in page
+    assert "chance" not in page
+
+
+def test_what_was_not_asked_for_is_not_called_untested():
+    asked = replace(audit_of([HOLDS], skipped=[Skipped("x", "X", NOT_ASKED)]), only=("gradient-inversion",))
+    page = leakage_page([("part", asked)])
+    assert "**Verdict.** not asked for in part." in section(page, 1)
+    assert "**Verdict.** not tested." in section(page, 0)  # the plan has nothing to do with this line
+    assert "2 not asked for, 1 holds (nothing found by these attacks)" in page
+
+
+def test_two_attacks_of_one_name_say_what_is_different():
+    page = leakage_page([("default", audit_of([fitted_secrets(), fitted_secrets(seen="two models")]))])
+    for name in ("(the perturbed model)", "(two models)"):
+        assert f"| default | least squares fit of the group secrets {name} |" in section(page, 1)
+
+
+def test_folded_parts_close_and_have_blank_lines_around_them():
+    lines = leakage_page([("default", audit_of(EVIDENCE))]).splitlines()
+    marks = [(number, line) for number, line in enumerate(lines) if "details>" in line]
+    assert [line == "</details>" for _, line in marks] == [False, True] * (len(marks) // 2)
+    assert all(lines[number - 1] == lines[number + 1] == "" for number, _ in marks)
+
+
+def test_links_lead_to_headings():
+    page = leakage_page([("default", audit_of(EVIDENCE))])
+    headings = [line.lstrip("# ") for line in page.splitlines() if line.startswith("#")]
+    anchors = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    links = re.findall(r"\(#([^)]*)\)", page)
+    assert len(links) == len(LEDGER)
+    assert set(links) <= anchors
 
 
 def test_the_page_is_made_of_stored_figures_alone_and_always_the_same(tmp_path):

@@ -13,20 +13,30 @@ from typing import Any
 
 from bilateral.audit.auditor import AuditResult
 from bilateral.audit.verdict import ClaimVerdict, Finding, Word
-from bilateral.report.audit_pictures import OVERVIEW, pictures_of, write_overview
+from bilateral.report.audit_pictures import OVERVIEW, pictures_of, slug, write_overview
+from bilateral.report.audit_strength import short_attack, short_figure, telling
 from bilateral.report.audit_words import (
     CAVEAT,
+    CONTROLS,
     LEAKS_TITLE,
+    NEGATIVE,
     OWN_TITLE,
+    POSITIVE,
     about_whom,
     attacker,
+    claimed,
     figure,
     figure_of,
     heading,
     leaks,
     own_claims,
+    short_reason,
     spoken,
+    spoken_of,
+    subject,
     tally,
+    title_of,
+    told_apart,
 )
 
 _CLASSES: dict[Word, str] = {"broken": "broken", "holds": "holds", "proves nothing": "open", "not tested": "open"}
@@ -47,8 +57,9 @@ def audit_html(result: AuditResult, pictures: Sequence[Path] = ()) -> str:
     """The whole audit. `pictures`: files of `write_pictures`, put into the page itself."""
     title = f"Audit of {result.protection}"
     sections = (
-        (OWN_TITLE, "".join(_claim(verdict, pictures) for verdict in own_claims(result.verdicts))),
-        (LEAKS_TITLE, "".join(_claim(verdict, pictures) for verdict in leaks(result.verdicts))),
+        ("In short", _in_short(result)),
+        (OWN_TITLE, "".join(_claim(verdict, result, pictures) for verdict in own_claims(result.verdicts))),
+        (LEAKS_TITLE, "".join(_claim(verdict, result, pictures) for verdict in leaks(result.verdicts))),
         ("All findings beside their controls", "".join(_image(path) for path in pictures if path.name == OVERVIEW)),
         ("Controls and other figures", _controls(result)),
         ("Not tried", _list([f"{one.title}: {one.reason}" for one in result.skipped])),
@@ -76,35 +87,60 @@ def _summary(result: AuditResult) -> str:
     lines = [
         f'<span class="broken">This plan\'s own claim is BROKEN: {escape(broken)}</span>' if broken else "",
         "" if result.finished else '<span class="open">This audit was stopped before its end.</span>',
-        f"<b>Claims of this plan:</b> {escape(tally(own))}",
-        f"<b>Papers' claims and admitted leaks:</b> {escape(tally(admitted))}",
+        f"<b>Claims of this plan:</b> {escape(tally(own, result))}",
+        f"<b>Papers' claims and admitted leaks:</b> {escape(tally(admitted, result))}",
         f'<span class="small">{escape(CAVEAT)}</span>',
+        f'<span class="small">{escape(CONTROLS.replace("*", ""))}</span>',
         f'<span class="small">{escape(result.effort)} effort, {result.seconds:.0f} s of work</span>',
     ]
     paragraphs = "".join(f"<p>{line}</p>" for line in lines if line)
     return f'<div class="summary{" alarm" if broken else ""}">{paragraphs}</div>'
 
 
-def _claim(verdict: ClaimVerdict, pictures: Sequence[Path]) -> str:
-    head = ("verdict", "attack", "attacker gets", "positive control", "chance")
-    table = _table(head, [_attack(found) for found in verdict.findings]) if verdict.findings else ""
+def _in_short(result: AuditResult) -> str:
+    """A row a claim: its verdict, and the attack that tells most."""
+    rows = []
+    for verdict in (*own_claims(result.verdicts), *leaks(result.verdicts)):
+        best = telling(verdict.findings)
+        rows.append(
+            (
+                _said(spoken_of(verdict, result), verdict.verdict),
+                f'<a href="#{_anchor(verdict)}">{escape(title_of(verdict))}</a>' + _what(about_whom(verdict)),
+                escape(short_attack(best, verdict.findings)) if best else "-",
+                escape(short_figure(best)) if best else "-",
+                str(len(verdict.findings)),
+            )
+        )
+    head = ("verdict", "claim or leak", "strongest attack", f"gets; its {POSITIVE} and {NEGATIVE}", "attacks")
+    return _table(head, rows) if rows else ""
+
+
+def _anchor(verdict: ClaimVerdict) -> str:
+    return slug(f"{subject(verdict.tests)} {verdict.whom}")
+
+
+def _claim(verdict: ClaimVerdict, result: AuditResult, pictures: Sequence[Path]) -> str:
+    head = ("verdict", "attack", "attacker gets", POSITIVE, NEGATIVE)
+    names = told_apart([found.evidence for found in verdict.findings])
+    attacks = [_attack(name, found) for name, found in zip(names, verdict.findings, strict=True)]
     ours = dict.fromkeys(path for found in verdict.findings for path in pictures_of(found.evidence, pictures))
+    title = f"{_said(spoken_of(verdict, result), verdict.verdict)} {escape(heading(verdict))}"
     return (
-        f'<div class="claim"><h3>{_word(verdict.verdict)} {escape(heading(verdict))}</h3>\n'
-        f'<span class="small">{escape(about_whom(verdict))}</span><br>{escape(verdict.reason)}\n{table}</div>\n'
-        + "".join(_image(path) for path in ours)
+        f'<div class="claim"><h3 id="{_anchor(verdict)}">{title}</h3>\n'
+        f'<span class="small">{escape(about_whom(verdict))}</span><br>{escape(short_reason(verdict, result))}\n'
+        f"{_table(head, attacks) if attacks else ''}</div>\n" + "".join(_image(path) for path in ours)
     )
 
 
-def _attack(found: Finding) -> tuple[str, ...]:
+def _attack(name: str, found: Finding) -> tuple[str, ...]:
     evidence = found.evidence
     main = evidence.target.scores[0]
-    bound = "" if evidence.bound is None else f"; claimed: {evidence.bound:g}"
     controls = (evidence.positive, evidence.negative)
+    said = "nothing found" if found.verdict == "holds" else spoken(found.verdict)
     return (
-        _word(found.verdict) + _what(found.reason),
-        escape(evidence.attack) + _what(attacker(evidence)) + _what(f"sees {evidence.seen}") + _what(evidence.remark),
-        _figure(figure(main)) + _what(main.metric.name + bound),
+        _said(said, found.verdict) + _what(found.reason),
+        escape(name) + _what(attacker(evidence)) + _what(f"sees {evidence.seen}") + _what(evidence.remark),
+        _figure(figure(main)) + _what(main.metric.name) + _what(claimed(evidence)),
         *(_figure(figure_of(one, main.metric)) + _what(one.what if one else "none") for one in controls),
     )
 
@@ -113,16 +149,16 @@ def _controls(result: AuditResult) -> str:
     """Every metric of every attack, under every condition, and the gates of the positive control."""
     rows = [
         (
-            escape(one.attack) + _what(attacker(one)),
+            escape(name) + _what(attacker(one)),
             escape(scores.metric.name),
             *(_figure(figure_of(condition, scores.metric)) for condition in (one.target, one.positive, one.negative)),
             str(len(scores.values)),
             escape(", ".join(str(gate) for gate in one.gates if gate.metric == scores.metric) or "-"),
         )
-        for one in result.evidence
+        for name, one in zip(told_apart(result.evidence), result.evidence, strict=True)
         for scores in one.target.scores
     ]
-    head = ("attack", "metric", "this plan", "positive control", "chance", "trials", "gate of the positive control")
+    head = ("attack", "metric", "this plan", POSITIVE, NEGATIVE, "trials", f"gate of the {POSITIVE}")
     return _table(head, rows) if rows else ""
 
 
@@ -158,8 +194,8 @@ def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>\n" if lines else ""
 
 
-def _word(word: Word) -> str:
-    return f'<span class="{_CLASSES[word]}">{escape(spoken(word))}</span>'
+def _said(words: str, verdict: Word) -> str:
+    return f'<span class="{_CLASSES[verdict]}">{escape(words)}</span>'
 
 
 def _what(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One figure of a whole audit: what each attacker gets, between what it gets from FedAvg and what chance gives it."""
+"""One figure of a whole audit: what each attacker gets, between its positive and its negative control."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from bilateral.audit.evidence import Condition, Evidence
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.verdict import Finding, Word, judge
-from bilateral.report.audit_words import attacker, shown_metrics, spoken, subject
+from bilateral.report.audit_words import attacker, shown_interval, shown_metrics, spoken, subject, told_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def _panel(axes: Axes, metric: Metric, findings: Sequence[Finding]) -> None:
     for row, found in enumerate(findings):
         _row(axes, row, found, metric)
     axes.set_ylim(len(findings) - 0.4, -0.6)
-    axes.set_yticks(range(len(findings)), [_label(found.evidence) for found in findings], fontsize=7.5)
+    axes.set_yticks(range(len(findings)), _labels([found.evidence for found in findings]), fontsize=7.5)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
     arrow = "to the right" if metric.better == "high" else "to the left"
@@ -85,7 +85,7 @@ def _row(axes: Axes, row: int, found: Finding, metric: Metric) -> None:
 
 def _drawn_interval(scores: Scores) -> tuple[float, float]:
     """Where an end is unknown or infinite, the value itself."""
-    low, high = scores.interval
+    low, high = shown_interval(scores)
     return low if np.isfinite(low) else scores.mean, high if np.isfinite(high) else scores.mean
 
 
@@ -93,9 +93,16 @@ def _conditions(evidence: Evidence) -> list[Condition]:
     return [one for one in (evidence.target, evidence.positive, evidence.negative) if one is not None]
 
 
-def _label(evidence: Evidence) -> str:
-    lines = textwrap.wrap(evidence.attack, 46)
-    return f"{lines[0]}{'...' if len(lines) > 1 else ''}\n{subject(evidence.tests)}, {attacker(evidence)}"
+def _labels(evidence: Sequence[Evidence]) -> list[str]:
+    """What each attack is, on at most two lines, and whose."""
+    return [
+        "\n".join([*_two_lines(name), f"{subject(one.tests)}, {attacker(one)}"])
+        for name, one in zip(told_apart(evidence), evidence, strict=True)
+    ]
+
+
+def _two_lines(name: str) -> list[str]:
+    return textwrap.wrap(name, 56, max_lines=2, placeholder=" ...")
 
 
 def _legend() -> list[object]:
@@ -110,6 +117,6 @@ def _legend() -> list[object]:
         dot(spoken("proves nothing"), COLOURS["proves nothing"], COLOURS["proves nothing"]),
         dot("hollow: attacker that does not know the protocol", "#525252", "white"),
         Line2D([], [], color=_POSITIVE, linewidth=8, label="positive control (such as FedAvg)"),
-        Line2D([], [], color=_NEGATIVE, linewidth=8, label="negative control (chance)"),
+        Line2D([], [], color=_NEGATIVE, linewidth=8, label="negative control (nothing to find)"),
         Line2D([], [], color="black", linestyle=":", label="what was claimed"),
     ]

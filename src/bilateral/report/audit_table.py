@@ -1,4 +1,7 @@
-"""An audit on the command line: a loud summary, then a table a claim. Reads at 100 columns, and without colours."""
+"""An audit on the command line: a loud summary, a table a claim, and all in short where the prompt comes back.
+
+Reads at 80 columns, and without colours.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,38 @@ from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from bilateral.audit.auditor import NOT_ASKED, AuditResult, Skipped
-from bilateral.audit.verdict import BESIDE, ClaimVerdict, Finding, Word
+from bilateral.audit.verdict import BESIDE, OWN, ClaimVerdict, Finding, Word
+from bilateral.report.audit_strength import short_attack, short_figure, telling
 from bilateral.report.audit_words import (
     CAVEAT,
     LEAKS_TITLE,
+    NEGATIVE,
     ORDER,
     OWN_TITLE,
+    POSITIVE,
     about_whom,
     attacker,
+    called,
+    claimed,
     figure_of,
     heading,
     leaks,
     mean_of,
     own_claims,
+    reason_of,
+    short_reason,
     shown_metrics,
     spoken,
+    spoken_of,
     tally,
+    title_of,
+    told_apart,
 )
 
 STYLES: dict[Word, str] = {
@@ -35,6 +49,11 @@ STYLES: dict[Word, str] = {
     "proves nothing": "yellow",
     "not tested": "yellow",
 }
+_BESIDE_FIGURES = (
+    f"Beside them: the same attack where nothing defends ({POSITIVE}), and where there is nothing to find ({NEGATIVE})."
+)
+WIDEST = 150
+"""Of a table: in a wider terminal the figures would stand far from what they belong to."""
 
 
 def audit_tables(result: AuditResult, *, details: bool = True) -> list[RenderableType]:
@@ -44,11 +63,16 @@ def audit_tables(result: AuditResult, *, details: bool = True) -> list[Renderabl
     """
     parts: list[RenderableType] = [summary(result)]
     for title, verdicts in ((OWN_TITLE, own_claims(result.verdicts)), (LEAKS_TITLE, leaks(result.verdicts))):
-        parts += [Text(f"\n{title}", "bold underline"), *(_claim(verdict, details=details) for verdict in verdicts)]
+        parts += [
+            Text(f"\n{title}", "bold underline"),
+            *(_claim(verdict, result, details=details) for verdict in verdicts),
+        ]
         if not verdicts:
             parts.append(Text("  nothing", "dim"))
     if result.skipped:
         parts.append(_skipped(result.skipped))
+    if result.verdicts:
+        parts += [Text("\nIn short", "bold underline"), _in_short(result)]
     return parts
 
 
@@ -56,9 +80,9 @@ def summary(result: AuditResult) -> Panel:
     """How many claims hold, are broken, or are not decided; the worst first."""
     own, admitted = own_claims(result.verdicts), leaks(result.verdicts)
     lines = [
-        _text(("Claims of this plan: ", "bold"), _tally(own)),
-        _text(("Papers' claims and admitted leaks: ", "bold"), _tally(admitted)),
-        _text((CAVEAT, "dim")),
+        _text(("Claims of this plan: ", "bold"), _tally(own, result)),
+        _text(("Papers' claims and admitted leaks: ", "bold"), _tally(admitted, result)),
+        _text((f"{CAVEAT} {_BESIDE_FIGURES}", "dim")),
     ]
     broken = "; ".join(str(verdict.tests) for verdict in own if verdict.verdict == "broken")
     if broken:
@@ -74,65 +98,93 @@ def _text(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*parts, no_wrap=False, overflow="fold")
 
 
-def _tally(verdicts: Sequence[ClaimVerdict]) -> tuple[str, str]:
+def _tally(verdicts: Sequence[ClaimVerdict], result: AuditResult) -> tuple[str, str]:
     words = {verdict.verdict for verdict in verdicts}
     worst = next((word for word in ORDER if word in words), None)
-    return tally(verdicts), STYLES[worst] if worst else "dim"
+    return tally(verdicts, result), STYLES[worst] if worst else "dim"
 
 
-def _claim(verdict: ClaimVerdict, *, details: bool) -> RenderableType:
+def _claim(verdict: ClaimVerdict, result: AuditResult, *, details: bool) -> RenderableType:
     """The claim with its verdict, and a row for each attack that was tried."""
     parts: list[RenderableType] = [
-        _text("\n", (spoken(verdict.verdict), STYLES[verdict.verdict]), "  ", (heading(verdict), "bold")),
+        _text("\n", (spoken_of(verdict, result), STYLES[verdict.verdict]), "  ", (heading(verdict), "bold")),
         _text((about_whom(verdict), "dim")),
     ]
-    if details or verdict.verdict in ("not tested", "proves nothing"):  # else the rows say it
-        parts.append(_text(verdict.reason))
-    elif BESIDE in verdict.reason:
-        parts.append(_text((BESIDE + verdict.reason.partition(BESIDE)[2], "yellow")))
+    reason = reason_of(verdict, result) if details else short_reason(verdict, result)
+    if reason:
+        parts.append(_text((reason, "yellow" if reason.startswith(BESIDE) else "")))
     if verdict.findings:
         parts.append(_attacks(verdict.findings) if details else _short_attacks(verdict.findings))
     if verdict.verdict != "proves nothing":  # else the claim's own reason says it
         void = [found for found in verdict.findings if found.verdict == "proves nothing"]
-        parts += [_text((f"{found.evidence.attack} proves nothing: {found.reason}", "yellow")) for found in void]
+        parts += [_text((f"{_named(found, verdict)} proves nothing: {found.reason}", "yellow")) for found in void]
     return Group(*parts)
 
 
-def _attacks(findings: Sequence[Finding]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=0, expand=True)
-    table.add_column("verdict", width=10)
-    for title, ratio in (("attack", 26), ("attacker gets", 21), ("positive control", 21), ("chance", 21)):
-        table.add_column(title, ratio=ratio, no_wrap=False)
-    for found in findings:
-        for row in _rows(found):
-            table.add_row(*row)
-    return table
+def _named(found: Finding, verdict: ClaimVerdict) -> str:
+    return short_attack(found, verdict.findings)
 
 
-def _short_attacks(findings: Sequence[Finding]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=0, expand=True)
-    table.add_column("", width=9)
-    for title, ratio in (("attack", 38), ("attacker gets", 28), ("control", 9), ("chance", 9)):
-        table.add_column(title, ratio=ratio, no_wrap=False)
-    for found in findings:
-        evidence, metric = found.evidence, shown_metrics(found)[-1]
-        word = {"broken": "BROKEN", "holds": "nothing found"}.get(found.verdict, found.verdict)
-        bound = "" if evidence.bound is None else f", claimed {evidence.bound:g}"
+def _in_short(result: AuditResult) -> RenderableType:
+    """A row a claim: its verdict, and the attack that tells most."""
+    table = _table(("", "claim or leak", "strongest attack", "gets"), (14, 30, 36, 34))
+    for verdict in (*own_claims(result.verdicts), *leaks(result.verdicts)):
+        best = telling(verdict.findings)
         table.add_row(
-            _text((word, STYLES[found.verdict])),
-            _text(evidence.attack, (f" ({attacker(evidence)})", "dim")),
-            _text(figure_of(evidence.target, metric), (f" {metric.name}{bound}", "dim")),
+            _text((_word(spoken_of(verdict, result)), STYLES[verdict.verdict])),
+            _text(title_of(verdict), (" (this plan's claim)" if verdict.claimed_by == OWN else "", "dim")),
+            _text(_named(best, verdict) if best else "-"),
+            _text(short_figure(best) if best else "-"),
+        )
+    return Constrain(table, WIDEST)
+
+
+def _attacks(findings: Sequence[Finding]) -> RenderableType:
+    table = _table(("verdict", "attack", "attacker gets", POSITIVE, NEGATIVE), (8, 24, 21, 21, 21))
+    for name, found in zip(told_apart([found.evidence for found in findings]), findings, strict=True):
+        for row in _rows(name, found):
+            table.add_row(*row)
+    return Constrain(table, WIDEST)
+
+
+def _short_attacks(findings: Sequence[Finding]) -> RenderableType:
+    table = _table(("", "attack", "attacker gets", "positive", "negative"), (14, 38, 28, 9, 9))
+    for name, found in zip(told_apart([found.evidence for found in findings]), findings, strict=True):
+        evidence, metric = found.evidence, shown_metrics(found)[-1]
+        got = figure_of(evidence.target, metric)
+        bound = f"; {claimed(evidence)}" if claimed(evidence) else ""
+        table.add_row(
+            _text((_word(spoken(found.verdict)), STYLES[found.verdict])),
+            _text(name, (f" ({attacker(evidence)})", "dim")),
+            _text(got, (f" {called(metric, got)}{bound}", "dim")),
             *(_text(mean_of(condition, metric)) for condition in (evidence.positive, evidence.negative)),
         )
+    return Constrain(table, WIDEST)
+
+
+def _table(titles: Sequence[str], widths: Sequence[int]) -> Table:
+    """The first column, for verdicts, has its width; the others share what is left in these proportions."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.expand = True
+    table.add_column(titles[0], width=widths[0])
+    for title, ratio in zip(titles[1:], widths[1:], strict=True):
+        table.add_column(title, ratio=ratio, min_width=8, no_wrap=False)
     return table
 
 
-def _rows(found: Finding) -> Iterator[tuple[Text, ...]]:
+def _word(said: str) -> str:
+    """A verdict that fits its column: what "holds" means stands in the summary."""
+    return "nothing found" if said == spoken("holds") else said
+
+
+def _rows(name: str, found: Finding) -> Iterator[tuple[Text, ...]]:
     """One a metric that is shown; the first says whose attack it is and what the controls were."""
     evidence = found.evidence
-    word = "holds (nothing found)" if found.verdict == "holds" else spoken(found.verdict)
-    head = _text((word, STYLES[found.verdict])), _text(evidence.attack, "\n", (attacker(evidence), "dim"))
-    bound = "" if evidence.bound is None else f"\nclaimed: {evidence.bound:g}"
+    head = (
+        _text((_word(spoken(found.verdict)), STYLES[found.verdict])),
+        _text(name, "\n", (attacker(evidence), "dim")),
+    )
+    bound = f"\n{claimed(evidence)}" if claimed(evidence) else ""
     controls = [
         (condition, condition.what if condition else "none") for condition in (evidence.positive, evidence.negative)
     ]

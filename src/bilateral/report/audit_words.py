@@ -1,7 +1,8 @@
 """How an audit is put into words, in one place: tables, pages and pictures say the same, and never more than was found.
 
-Formal guarantee (tests/report/test_audit_words.py): the verdict "holds" is always written with what it means, that
-these attacks found nothing.
+Formal guarantees (tests/report/test_audit_words.py): the verdict "holds" is always written with what it means, that
+these attacks found nothing; no interval of a share goes beyond 0 and 1, whatever file it was read from; two attacks of
+one attacker never have the same name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from bilateral.audit.auditor import NOT_ASKED, AuditResult
 from bilateral.audit.evidence import Condition, Evidence
+from bilateral.audit.experiments.private_judge import CONFIDENCE
 from bilateral.audit.ledger import LEDGER
-from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.verdict import OWN, ClaimVerdict, Finding, Word
+from bilateral.audit.scores import AGREEMENT, AUC, BALANCED_ACCURACY, SSIM, TPR_AT_1, Metric, Scores
+from bilateral.audit.verdict import BESIDE, OWN, ClaimVerdict, Finding, Word, combine
 
 NOTHING_FOUND = "nothing found by these attacks"
 CAVEAT = (
@@ -29,6 +32,16 @@ _SPOKEN: dict[Word, str] = {
 }
 OWN_TITLE = "What this plan claims"
 LEAKS_TITLE = "Papers' claims and admitted leaks"
+POSITIVE, NEGATIVE = "positive control", "negative control"
+CONTROLS = (
+    f"The *{POSITIVE}* is the same attack where nothing defends; if it fails there, it proves nothing. The "
+    f"*{NEGATIVE}* is the same attack where there is nothing to find, or no more than the attacker has anyway; against "
+    "a claimed epsilon it is noise of exactly that epsilon."
+)
+_LIMITS = {metric.name: (0.0, 1.0) for metric in (AUC, BALANCED_ACCURACY, TPR_AT_1, AGREEMENT, CONFIDENCE)} | {
+    SSIM.name: (-1.0, 1.0)
+}
+"""Of metrics by name: in older files they do not say it themselves."""
 
 
 def spoken(word: Word) -> str:
@@ -36,11 +49,39 @@ def spoken(word: Word) -> str:
     return _SPOKEN[word]
 
 
-def tally(verdicts: Sequence[ClaimVerdict]) -> str:
+def spoken_of(verdict: ClaimVerdict, result: AuditResult) -> str:
+    """A claim's verdict, and whether it is for want of asking that it was not tested."""
+    return NOT_ASKED if not_asked(verdict, result) else spoken(verdict.verdict)
+
+
+def not_asked(verdict: ClaimVerdict, result: AuditResult) -> bool:
+    """Nothing was tried, and experiments were left out on purpose; never if one failed or the audit was stopped."""
+    untried = verdict.verdict == "not tested" and not verdict.findings
+    left_out = any(one.reason == NOT_ASKED for one in result.skipped)
+    no_other_reason = NOT_ASKED in verdict.reason or verdict.reason == combine(())[1]
+    return untried and left_out and no_other_reason and result.finished and not result.failed
+
+
+def reason_of(verdict: ClaimVerdict, result: AuditResult) -> str:
+    """Why a claim has its verdict."""
+    asked = f"this audit asked for {', '.join(result.only)} alone" if result.only else "this audit asked for other ones"
+    return f"not tested, since {asked}" if not_asked(verdict, result) else verdict.reason
+
+
+def short_reason(verdict: ClaimVerdict, result: AuditResult) -> str:
+    """What the rows of its attacks do not say themselves."""
+    if verdict.verdict in ("not tested", "proves nothing"):
+        return reason_of(verdict, result)
+    return BESIDE + verdict.reason.partition(BESIDE)[2] if BESIDE in verdict.reason else ""
+
+
+def tally(verdicts: Sequence[ClaimVerdict], result: AuditResult) -> str:
     """`1 BROKEN, 2 not tested, 3 hold (nothing found by these attacks)`: the worst first."""
-    counts = Counter(verdict.verdict for verdict in verdicts)
-    words = {**_SPOKEN, "holds": f"hold ({NOTHING_FOUND})"}
-    said = [f"{counts[word]} {_SPOKEN[word] if counts[word] == 1 else words[word]}" for word in ORDER if counts[word]]
+    counts = Counter(spoken_of(verdict, result) for verdict in verdicts)
+    words = [*(_SPOKEN[word] for word in ORDER[:-1]), NOT_ASKED, _SPOKEN["holds"]]
+    said = [f"{counts[word]} {word}" for word in words if counts[word]]
+    if counts[_SPOKEN["holds"]] > 1:
+        said[-1] = said[-1].replace("holds", "hold", 1)
     return ", ".join(said) or "none"
 
 
@@ -62,6 +103,12 @@ def heading(verdict: ClaimVerdict) -> str:
 def subject(tests: str | int) -> str:
     """A claim's subject, or the line of the ledger."""
     return f"line {tests}" if isinstance(tests, int) else tests
+
+
+def title_of(verdict: ClaimVerdict) -> str:
+    """`single uploads`, `line 2: every true softmax, to the client whose sample it is`: the ledger's few words."""
+    what = f": {LEDGER[verdict.tests].leak}" if isinstance(verdict.tests, int) else ""
+    return subject(verdict.tests) + what
 
 
 def about_whom(verdict: ClaimVerdict) -> str:
@@ -97,12 +144,45 @@ def number(value: float, metric: Metric) -> str:
     return f"{value:.1e}" if tiny or abs(value) >= 1e5 else f"{value:.{metric.digits}f}"
 
 
+def shown_interval(scores: Scores) -> tuple[float, float]:
+    """The interval, within what the metric can be."""
+    low, high = scores.interval
+    least, most = (0.0, 1.0) if scores.metric.is_share else _LIMITS.get(scores.metric.name, (-math.inf, math.inf))
+    return max(low, least), min(high, most)
+
+
 def figure(scores: Scores | None) -> str:
-    """`24.1 [22.0, 26.2]`; of a missing condition a dash."""
+    """`24.1 [22.0, 26.2]`, or `at least 5.13` if that is all that is known; of a missing condition a dash."""
     if scores is None:
         return "-"
-    low, high = scores.interval
-    return f"{number(scores.mean, scores.metric)} [{number(low, scores.metric)}, {number(high, scores.metric)}]"
+    mean, (low, high) = scores.mean, scores.interval
+    value = number(mean, scores.metric)
+    if math.isinf(low) and math.isinf(high):
+        return f"{value} (interval unknown)"
+    if math.isinf(high) and low == mean:
+        return f"at least {value}"
+    if math.isinf(low) and high == mean:
+        return f"at most {value}"
+    ends = ", ".join(number(end, scores.metric) for end in shown_interval(scores))
+    return f"{value} [{ends}]"
+
+
+def claimed(evidence: Evidence) -> str:
+    """`claimed: at most 3`; empty if no figure was claimed."""
+    if evidence.bound is None:
+        return ""
+    side = "at most" if evidence.target.scores[0].metric.better == "high" else "at least"
+    return f"claimed: {side} {evidence.bound:.3g}"
+
+
+def called(metric: Metric, text: str) -> str:
+    """The metric's name beside a figure: what reads "at least" is not called a lower bound once more."""
+    return metric.name.removesuffix(", lower bound") if text.startswith("at least") else metric.name
+
+
+def measured(metric: Metric, text: str) -> str:
+    """`AUC 0.500`."""
+    return f"{called(metric, text)} {text}"
 
 
 def figure_of(condition: Condition | None, metric: Metric) -> str:
@@ -121,3 +201,30 @@ def shown_metrics(found: Finding) -> list[Metric]:
     metrics = [scores.metric for scores in found.evidence.target.scores]
     decided = [metric for metric in metrics[1:] if found.reason.startswith(f"{metric.name} is ")]
     return [metrics[0], *decided]
+
+
+def told_apart(evidence: Sequence[Evidence]) -> list[str]:
+    """The attacks' names; where an attacker has two of the same name, with what is different about them."""
+    alike: dict[tuple[str | int, str, str], dict[int, Evidence]] = {}
+    for one in evidence:
+        alike.setdefault(_alike(one), {})[id(one)] = one
+    return [_full_name(one, [*alike[_alike(one)].values()]) for one in evidence]
+
+
+def _alike(evidence: Evidence) -> tuple[str | int, str, str]:
+    return evidence.tests, evidence.attack, attacker(evidence)
+
+
+def _full_name(evidence: Evidence, alike: Sequence[Evidence]) -> str:
+    if len(alike) == 1:
+        return evidence.attack
+    for ours, all_of_them in zip(_traits(evidence), zip(*map(_traits, alike), strict=True), strict=True):
+        if len(set(all_of_them)) == len(alike):
+            return f"{evidence.attack} ({ours})"
+    place = next(place for place, one in enumerate(alike, 1) if one is evidence)
+    return f"{evidence.attack} ({place} of {len(alike)})"
+
+
+def _traits(evidence: Evidence) -> tuple[str, ...]:
+    """By which attacks of one name may differ, the most telling first."""
+    return evidence.seen, evidence.target.what, evidence.remark

@@ -2,44 +2,44 @@
 
     bilateral leakage-page docs/audits/*/audit.json --output docs/leakage.md
 
+For a reader with one minute (`In short`), then ten (plan by plan, line by line), then an hour (what is folded).
 Formal guarantees (tests/report/test_leakage_page.py): every line of the ledger is on the page, tested or not; the same
 audits give the same page.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bilateral.audit.auditor import AuditResult
-from bilateral.audit.ledger import LEDGER, LedgerLine
-from bilateral.audit.verdict import ClaimVerdict, Finding
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.plan import RunPlan
-from bilateral.report.audit_html import flat
-from bilateral.report.audit_pictures import OVERVIEW, pictures_of
+from bilateral.audit.ledger import LEDGER
+from bilateral.report.audit_pictures import OVERVIEW
 from bilateral.report.audit_words import (
     CAVEAT,
+    CONTROLS,
+    NEGATIVE,
+    POSITIVE,
     attacker,
     figure_of,
-    kind,
     leaks,
     own_claims,
-    says,
-    shown_metrics,
-    spoken,
     tally,
+    told_apart,
 )
+from bilateral.report.leakage_claims import claims_in_short, plan_claims
+from bilateral.report.leakage_command import command_for
+from bilateral.report.leakage_lines import line_parts, lines_in_short, lines_tally
+from bilateral.report.leakage_markdown import Named, Pictures, counted, folded, table
 
 COMMAND = "bilateral leakage-page docs/audits/*/audit.json --output docs/leakage.md"
-Named = tuple[str, AuditResult]
-Tried = tuple[str, Finding]
+_SHORT = (
+    "Figures are those of the strongest attack of each kind in the audit that is named; `controls` are its "
+    f"{POSITIVE} and its {NEGATIVE}."
+)
 
 
-def leakage_page(results: Sequence[Named], pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+def leakage_page(results: Sequence[Named], pictures: Pictures | None = None) -> str:
     """The page. `results`: stored audits by name; `pictures`: the files in docs/audits/NAME/pictures, by that name."""
     shown = pictures or {}
     results = sorted(results, key=lambda one: (one[0] != "default", one[0]))  # the shell's order is not ours
@@ -48,18 +48,23 @@ def leakage_page(results: Sequence[Named], pictures: Mapping[str, Sequence[str]]
         "# What leaks, measured",
         "Real attacks by the parties of the threat model, on real runs, with controls. The list of known leaks is the "
         "[ledger](leakage-ledger.md); this page has the figures.",
-        CAVEAT,
-        "The *positive control* is the same attack where nothing defends; if it fails there, it proves nothing. "
-        "*Chance* is the negative control: the same attack where there is nothing to find. An *adaptive* attacker "
-        "knows the protocol, a *naive* one does not, as in the papers.",
+        "## In short",
+        "### What leaks, and what closes it",
+        f"{lines_tally(results)}. {_SHORT}",
+        lines_in_short(results),
+        "### What the plans claim, in short",
+        claims_in_short(results),
+        "### How to read it",
+        *_legend(),
         "## The audits",
         _audits(results, shown),
         "## What the plans claim",
-        *(part for name, result in results for part in _own(name, result, shown)),
+        *(part for name, result in results for part in plan_claims(name, result, shown)),
         "## Line by line",
-        *(part for line in LEDGER.values() for part in _line(line, results, shown)),
+        *(part for line in LEDGER.values() for part in line_parts(line, results, shown)),
         "## Controls",
-        _controls(results),
+        "What each control was, and what the positive one must reach for the attack to count.",
+        *(_controls(name, result) for name, result in results if result.evidence),
         "## How to reproduce",
         "Every audit is repeatable: attackers draw from the plan's seed. Raw figures of all trials are in "
         "`docs/audits/NAME/audit.json`, and verdicts are judged from them each time this page is made.",
@@ -73,152 +78,47 @@ def pictures_beside(stored: Path) -> list[str]:
     return sorted(path.name for path in (stored.parent / "pictures").glob("*.png"))
 
 
-def _audits(results: Sequence[Named], pictures: Mapping[str, Sequence[str]]) -> str:
+def _legend() -> list[str]:
+    return [
+        CAVEAT,
+        CONTROLS,
+        "An *adaptive* attacker knows the protocol, a *naive* one does not, as in the papers. A *curious* party "
+        "follows the protocol and thinks; a *dishonest* one does not follow it. P0 to P4 are the papers of "
+        "[notation.md](notation.md).",
+    ]
+
+
+def _audits(results: Sequence[Named], pictures: Pictures) -> str:
     rows = [
         (
             f"[{name}](audits/{name}/{'pictures/' + OVERVIEW if OVERVIEW in pictures.get(name, ()) else 'audit.json'})",
             result.protection,
             result.effort if result.finished else f"{result.effort}, stopped before its end",
-            tally(own_claims(result.verdicts)),
-            tally(leaks(result.verdicts)),
+            tally(own_claims(result.verdicts), result),
+            tally(leaks(result.verdicts), result),
         )
         for name, result in results
     ]
-    return _table(("audit", "protection", "effort", "its claims", "papers' claims and admitted leaks"), rows)
+    return table(("audit", "protection", "effort", "its claims", "papers' claims and admitted leaks"), rows)
 
 
-def _own(name: str, result: AuditResult, pictures: Mapping[str, Sequence[str]]) -> list[str]:
-    verdicts = own_claims(result.verdicts)
+def _controls(name: str, result: AuditResult) -> str:
     rows = [
         (
-            str(verdict.tests),
-            verdict.what,
-            verdict.whom,
-            _loud(verdict),
-            "<br>".join(_said(found) for found in verdict.findings) or verdict.reason,
-        )
-        for verdict in verdicts
-    ]
-    table = _table(("claim", "what stays hidden", "from", "verdict", "attacks"), rows)
-    tried = [(name, found) for verdict in verdicts for found in verdict.findings]
-    return [f"### {name}", table if rows else "It claims nothing.", *_images(tried, pictures)]
-
-
-def _line(line: LedgerLine, results: Sequence[Named], pictures: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line of the ledger: the claim, an adaptive and a naive attacker, and the setting that closes it."""
-    tried = [(name, found) for name, result in results for found in _about(line, result)]
-    adaptive = [one for one in tried if one[1].evidence.adaptive]
-    naive = [one for one in tried if not one[1].evidence.adaptive]
-    said = f"{line.paper} {says(line.paper)}: {line.said}." if line.paper else f"Nobody claims otherwise: {line.said}."
-    parts = [
-        f"### Line {line.number}: {line.leak}",
-        f"- **Papers.** {said}\n- **Closed by.** {line.closed_by}.\n- **Verdict.** {_line_verdicts(line, results)}",
-    ]
-    if tried:
-        parts.append(_attempts(adaptive, "An adaptive attacker gets") + "\n\n" + _attempts(naive, "A naive one gets"))
-    return [*parts, *_images(tried, pictures)]
-
-
-def _about(line: LedgerLine, result: AuditResult) -> list[Finding]:
-    verdicts = [verdict for verdict in result.verdicts if verdict.tests == line.number]
-    found = [found for verdict in verdicts for found in verdict.findings]
-    return list({id(one.evidence): one for one in found}.values())
-
-
-def _line_verdicts(line: LedgerLine, results: Sequence[Named]) -> str:
-    said = [
-        f"{_loud(verdict)} for {verdict.whom} in `{name}`"
-        for name, result in results
-        for verdict in result.verdicts
-        if verdict.tests == line.number
-    ]
-    return "; ".join(said) + "." if said else "not tested."
-
-
-def _attempts(tried: Sequence[Tried], title: str) -> str:
-    if not tried:
-        return f"{title}: not tested."
-    rows = [
-        (name, f"{found.evidence.attack}, {found.evidence.adversary}", *_figures(found), spoken(found.verdict))
-        for name, found in tried
-    ]
-    return f"{title}:\n\n" + _table(("audit", "attack", "figure", "positive control", "chance", "verdict"), rows)
-
-
-def _figures(found: Finding) -> tuple[str, str, str]:
-    evidence, metrics = found.evidence, shown_metrics(found)
-    bound = "" if evidence.bound is None else f" (claimed: {evidence.bound:g})"
-    got = "; ".join(f"{metric.name} {figure_of(evidence.target, metric)}" for metric in metrics) + bound
-    positive = "; ".join(figure_of(evidence.positive, metric) for metric in metrics)
-    negative = "; ".join(figure_of(evidence.negative, metric) for metric in metrics)
-    return got, positive, negative
-
-
-def _images(tried: Sequence[Tried], pictures: Mapping[str, Sequence[str]]) -> list[str]:
-    found = [
-        f"![{one.evidence.attack}, {attacker(one.evidence)}](audits/{name}/pictures/{path.name})"
-        for name, one in tried
-        for path in pictures_of(one.evidence, [Path(file) for file in pictures.get(name, ())])
-    ]
-    return list(dict.fromkeys(found))
-
-
-def _controls(results: Sequence[Named]) -> str:
-    rows = [
-        (
-            name,
-            f"{one.attack} ({kind(one)})",
+            attack,
+            attacker(one),
             f"{one.positive.what}: {figure_of(one.positive, metric)}" if one.positive else "none",
             ", ".join(str(gate) for gate in one.gates) or "none",
             f"{one.negative.what}: {figure_of(one.negative, metric)}" if one.negative else "none",
             str(len(one.target.scores[0].values)),
         )
-        for name, result in results
-        for one in result.evidence
+        for attack, one in zip(told_apart(result.evidence), result.evidence, strict=True)
         for metric in (one.target.scores[0].metric,)
     ]
-    return _table(("audit", "attack", "positive control", "it must reach", "chance", "trials"), rows)
+    head = ("attack", "attacker", POSITIVE, "it must reach", NEGATIVE, "trials")
+    return folded(f"{name}: {counted(len(rows), 'attack')}", table(head, rows))
 
 
-def _commands(results: Sequence[Named]) -> Iterable[str]:
-    for name, result in results:
-        yield f"`{name}`:\n\n```sh\n{command_for(result, f'docs/audits/{name}')}\n```"
-    yield f"This page:\n\n```sh\n{COMMAND}\n```"
-
-
-def command_for(result: AuditResult, output: str) -> str:
-    """What to type for the same audit: all settings that are not the default's."""
-    is_run = set(result.plan) == set(RunPlan.model_fields)
-    default = dict(flat((RunPlan() if is_run else HeteroPlan()).model_dump(mode="json")))
-    changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
-    words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
-    effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
-    kind_of_plan = (
-        [] if is_run else ["--hetero"] if result.style == "hardened" else ["--hetero", f"--style {result.style}"]
-    )
-    only = [f"--only {name}" for name in result.only]
-    return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
-
-
-def _setting(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)  # numbers, truth and lists are the same in TOML
-
-
-def _said(found: Finding) -> str:
-    metric = shown_metrics(found)[-1]
-    value = f"{metric.name} {figure_of(found.evidence.target, metric)}"
-    chance = f"chance {figure_of(found.evidence.negative, metric)}"
-    return f"{found.evidence.attack} ({attacker(found.evidence)}): {value}, {chance}: {spoken(found.verdict)}"
-
-
-def _loud(verdict: ClaimVerdict) -> str:
-    return f"**{spoken(verdict.verdict)}**" if verdict.verdict == "broken" else spoken(verdict.verdict)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def _commands(results: Sequence[Named]) -> list[str]:
+    audits = [f"`{name}`:\n\n```sh\n{command_for(result, f'docs/audits/{name}')}\n```" for name, result in results]
+    return [*([folded("The audits", *audits)] if audits else []), f"This page:\n\n```sh\n{COMMAND}\n```"]

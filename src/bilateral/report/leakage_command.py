@@ -1,0 +1,30 @@
+"""What to type to make a stored audit again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from bilateral.audit.auditor import AuditResult
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.plan import RunPlan
+from bilateral.report.audit_html import flat
+
+
+def command_for(result: AuditResult, output: str) -> str:
+    """What to type for the same audit: all settings that are not the default's."""
+    is_run = set(result.plan) == set(RunPlan.model_fields)
+    default = dict(flat((RunPlan() if is_run else HeteroPlan()).model_dump(mode="json")))
+    changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
+    words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
+    effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
+    kind_of_plan = (
+        [] if is_run else ["--hetero"] if result.style == "hardened" else ["--hetero", f"--style {result.style}"]
+    )
+    only = [f"--only {name}" for name in result.only]
+    return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
+
+
+def _setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)  # numbers, truth and lists are the same in TOML
