@@ -8,9 +8,9 @@ import pytest
 
 from bilateral.audit import auditor
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.auditor import audit, stored_plan, stored_result
+from bilateral.audit.auditor import NOTHING_THERE, audit, stored_plan, stored_result
 from bilateral.audit.evidence import Condition, Evidence, Gate
-from bilateral.audit.experiment import Experiment
+from bilateral.audit.experiment import Experiment, context_of
 from bilateral.audit.scores import AGREEMENT, AUC, Scores
 from bilateral.audit.workers import Done
 from bilateral.engine.hetero_plan import HeteroPlan
@@ -142,6 +142,39 @@ def test_an_experiment_that_cannot_be_done_is_told_and_leaves_its_claim_untested
     result = audit(RunPlan(), num_workers=1, save=False)
     assert verdicts(result)["single uploads"] == "not tested"
     assert "no images here" in result.skipped[0].reason
+
+
+def test_a_claim_that_nothing_was_tried_against_says_which_experiment_was_not_done_and_why(
+    counted, monkeypatch, tmp_path
+):
+    about = {"uploads": ("single uploads",), "elsewhere": ("overlapping sums", 1), "other": ("other clients' uploads",)}
+    monkeypatch.setattr(auditor, "ABOUT", about)
+    failing = counted.make("other", DataError("no images here.", remedy="Get some."))
+    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (*counted.experiments, failing))
+    result = audit(RunPlan(), num_workers=1, output=tmp_path / "a")
+    for judged in (result, stored_result(tmp_path / "a" / "audit.json")):
+        reasons = {one.tests: one.reason for one in judged.verdicts}
+        assert reasons["overlapping sums"] == "elsewhere: does not apply to this plan"
+        assert reasons["other clients' uploads"] == "other: failed: no images here. Get some."
+        assert reasons[7] == "no attack of this audit is about it"
+        assert reasons[1].startswith("by guessing")  # tried, whatever else was not
+
+
+def test_an_experiment_that_found_nothing_to_attack_says_so(counted, monkeypatch, tmp_path):
+    """Of images, say, in a plan of tables: that is known once the data are there."""
+    monkeypatch.setattr(auditor, "ABOUT", {"images": ("single uploads",)})
+    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (counted.make("images", []), counted.experiments[1]))
+    first = audit(RunPlan(), num_workers=1, output=tmp_path / "a")
+    for result in (first, audit(RunPlan(), num_workers=1, output=tmp_path / "a", resume=True)):
+        assert [(one.name, one.reason) for one in result.skipped] == [("images", NOTHING_THERE)]
+        assert {one.tests: one.reason for one in result.verdicts}["single uploads"] == f"images: {NOTHING_THERE}"
+        assert not result.failed
+    assert counted.ran == ["images", "function"]
+
+
+def test_clients_that_die_in_a_simulation_cost_the_attacker_no_trial():
+    plan = RunPlan().with_settings({"federation.dropout": 0.3, "data.name": "wine", "model.name": "mlp-3"})
+    assert context_of(plan, "smoke", None).plan == plan.with_settings({"federation.dropout": 0.0})
 
 
 def test_only_the_experiments_asked_for_are_done(counted):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.evidence import Evidence, evidence_from
 from bilateral.audit.experiment import EffortName, Experiment, context_of
-from bilateral.audit.experiments import experiments_for
+from bilateral.audit.experiments import ABOUT, experiments_for
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.engine.hetero_plan import HeteroPlan
@@ -33,6 +33,7 @@ AnyPlan = RunPlan | HeteroPlan
 StyleName = Literal["hardened", "published"]
 NOT_ASKED = "not asked for"
 FAILED = "failed"
+NOTHING_THERE = "there is nothing in this plan that it could attack"
 MAX_WORKERS = 2
 """More would help little: the longest experiment decides."""
 
@@ -155,15 +156,17 @@ def audit(
             if directory is not None:
                 directory.write_evidence(ended.name, ended.result, ended.seconds)
     evidence = tuple(one for experiment in chosen for one in done.get(experiment.name, ((), 0.0))[0])
+    skipped += [Skipped(one.name, one.title, NOTHING_THERE) for one in chosen if not done.get(one.name, (True,))[0]]
     missing = [one for one in chosen if one.name not in done and all(one.name != s.name for s in skipped)]
+    skipped += [Skipped(one.name, one.title, "the audit was stopped before it") for one in missing]
     result = AuditResult(
         task["plan"],
         guarantee.protection,
         guarantee,
         effort,
         evidence,
-        tuple(judge_claims(guarantee, evidence)),
-        (*skipped, *(Skipped(one.name, one.title, "the audit was stopped before it") for one in missing)),
+        _judged(guarantee, evidence, skipped),
+        tuple(skipped),
         round(sum(seconds for _, seconds in done.values()), 1),
         finished=not missing,
         style=style,
@@ -205,14 +208,15 @@ def stored_result(path: str | Path) -> AuditResult:
             tuple(Leak(**leak) for leak in values["guarantee"]["leaks"]),
         )
         evidence = tuple(evidence_from(one) for one in values["evidence"])
+        skipped = tuple(Skipped(**one) for one in values["skipped"])
         return AuditResult(
             values["plan"],
             values["protection"],
             guarantee,
             values["effort"],
             evidence,
-            tuple(judge_claims(guarantee, evidence)),
-            tuple(Skipped(**one) for one in values["skipped"]),
+            _judged(guarantee, evidence, skipped),
+            skipped,
             float(values["seconds"]),
             bool(values["finished"]),
             str(values.get("style", "hardened")),
@@ -222,6 +226,18 @@ def stored_result(path: str | Path) -> AuditResult:
         raise CheckpointError(
             f"{path} is no stored audit: {type(error).__name__}: {error}", remedy="Name an `audit.json`."
         ) from error
+
+
+def _judged(guarantee: Guarantee, evidence: Sequence[Evidence], skipped: Sequence[Skipped]) -> tuple[ClaimVerdict, ...]:
+    """The judge's verdicts. Where nothing was tried, the reason is that of the experiments that could have."""
+    untried: dict[str | int, list[str]] = {}
+    for one in skipped:
+        for tests in ABOUT.get(one.name, ()):
+            untried.setdefault(tests, []).append(f"{one.name}: {one.reason}")
+    return tuple(
+        replace(one, reason="; ".join(untried[one.tests])) if one.tests in untried and not one.findings else one
+        for one in judge_claims(guarantee, evidence)
+    )
 
 
 class _Progress:

@@ -118,10 +118,14 @@ def context_of(
     *,
     style: ComparisonStyle = HARDENED,
 ) -> Context | HeteroContext:
-    """What experiments on a plan of this kind are given."""
+    """What experiments on a plan of this kind are given.
+
+    Simulated deaths are switched off: who is dead sends nothing, and only takes trials from the attacker. What the
+    server learns where clients do die is an experiment of its own (`presence`), which lets them die by itself.
+    """
     if isinstance(plan, HeteroPlan):
         return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress, style)
-    return Context(plan, EFFORTS[effort], data_dir, on_progress)
+    return Context(plan.with_settings({"federation.dropout": 0.0}), EFFORTS[effort], data_dir, on_progress)
 
 
 def undefended(plan: RunPlan) -> RunPlan:

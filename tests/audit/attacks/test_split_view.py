@@ -10,7 +10,7 @@ import torch
 from bilateral.audit.attacks import split_view
 from bilateral.audit.attacks.split_view import Stage
 from bilateral.audit.experiment import EFFORTS, Context
-from bilateral.audit.experiments.dishonest_server import _answer, _Cast, _unrecorded
+from bilateral.audit.experiments.staged_rounds import Cast, _answer, _unrecorded
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.protocols.mask.messages import SurvivorList, UnmaskRequest
@@ -24,7 +24,7 @@ CONTEXT = Context(PLAN, EFFORTS["smoke"])
 
 @cache
 def cast(masks):
-    return _Cast(CONTEXT, PLAN.with_settings({"aggregation.masks": masks}))
+    return Cast(CONTEXT, PLAN.with_settings({"aggregation.masks": masks}))
 
 
 def plain_uploads():

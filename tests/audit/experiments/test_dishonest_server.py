@@ -8,6 +8,7 @@ from bilateral.audit.attacks import split_view
 from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.audit.experiments import dishonest_server
 from bilateral.audit.experiments.dishonest_server import EXPERIMENT
+from bilateral.audit.experiments.staged_rounds import Cast
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.plan import RunPlan
 
@@ -30,10 +31,27 @@ def test_ring_masks_hold_and_every_strategy_works_where_nothing_is_checked(conte
     assert claims["overlapping sums"] == "holds"
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        {"noise.epsilon": 3.0},
+        {"noise.unit": "client", "noise.noise_multiplier": 1.0, "noise.adaptive_clip": True},
+    ],
+)
+def test_clients_that_add_noise_hold_too_and_their_upload_is_known_with_its_noise(noise):
+    small = {**SMALL, "data.name": "wine", "model.options": {"width": 8}, "training.rounds": 4}
+    noisy = Context(RunPlan().with_settings({**small, "noise.mechanism": "sound", **noise}), EFFORTS["smoke"])
+    assert EXPERIMENT.applies(noisy.plan, noisy.guarantee()) == ""
+    for one in EXPERIMENT.run(noisy):
+        assert judge(one).verdict == "holds", one.attack
+        assert one.positive.scores[0].mean == 1.0, one.positive.what
+        assert "refused: " in one.remark
+
+
 def test_clients_that_fall_for_a_strategy_are_reported_as_broken(context, monkeypatch):
     """A deliberately broken protection: the strategy is let loose on clients without checks."""
 
-    unchecked = dishonest_server._Cast(context, context.plan.with_settings({"aggregation.masks": "float"}))
+    unchecked = Cast(context, context.plan.with_settings({"aggregation.masks": "float"}))
     strategy = split_view.different_models_without_checks
     monkeypatch.setattr(
         dishonest_server,

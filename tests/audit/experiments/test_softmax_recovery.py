@@ -52,6 +52,12 @@ def test_clients_that_are_absent_in_some_rounds_are_no_obstacle():
     assert {judge(one).verdict for one in rows if one.adaptive} == {"broken"}
 
 
+def test_a_batch_of_one_is_compared_with_the_sample_of_another_round():
+    rows = [one for one in audited(**{"training.batch_size": 1}) if one.adaptive]
+    assert {one.tests for one in rows} == {2, 8, 10}
+    assert {judge(one).verdict for one in rows} == {"broken"}
+
+
 def test_a_plan_without_the_exchange_is_not_attacked():
     plan = RunPlan().with_settings({"training.loss": "mse"})
     assert "no cross-entropy exchange" in EXPERIMENT.applies(plan, Context(plan, EFFORTS["smoke"]).guarantee())

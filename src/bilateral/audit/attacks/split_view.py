@@ -14,7 +14,7 @@ Against real-valued masks, which check nothing: `different_models_without_checks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bilateral.errors import BilateralError, ThresholdError
 from bilateral.learning.exchange import SETUP, Exchange, Packet, Respond
+from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, FixedPointFormat
 from bilateral.protocols.mask.keys import KeyDirectory
@@ -60,6 +61,10 @@ class Stage:
     round_index: int
     model: RoundModel
     respond: Respond
+    half: ServerHalf = field(repr=False)
+    """Its own half of the protection, with the round's secrets."""
+    fixed_bounds: Sequence[float] | None = None
+    """Ranges that clients hold the server to (sound noise); otherwise it may announce any."""
 
     @property
     def zeros(self) -> RoundModel:
@@ -87,6 +92,12 @@ def honest_sum(stage: Stage) -> Aggregate:
     masked.share(dict.fromkeys(stage.names, masked.open(stage.names)))
     masked.upload(dict.fromkeys(stage.names, stage.model))
     return masked.finish(stage.model, stage.names)
+
+
+def bare_sum(stage: Stage) -> Aggregate:
+    """A round of clients that do not mask."""
+    uploads = _expect(stage.send(dict.fromkeys(stage.names, (stage.model,))), Upload)
+    return aggregate(uploads, stage.round_index)
 
 
 def different_models(stage: Stage, victim: str) -> Tensor:
@@ -165,7 +176,7 @@ class _Masked:
             request = KeyRequest(stage.run_id)
             announced = _expect(stage.exchange(SETUP, dict.fromkeys(stage.names, (request,))), KeyAnnouncement)
         self._announced = announced
-        self.server = MaskServer(stage.run_id, stage.names, stage.settings)
+        self.server = MaskServer(stage.run_id, stage.names, stage.settings, stage.fixed_bounds)
         for name, message in announced.items():
             self.server.register(name, message)
         self._roster: Packet = (self.server.roster(),)

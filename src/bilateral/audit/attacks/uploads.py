@@ -1,8 +1,9 @@
 """What an adversary can take for a client's gradient, out of its own view.
 
 Naive: the first row of the upload, read as numbers, on the model that the client was sent. That is what the papers
-evaluate, and it needs messages alone. Adaptive: the server undoes its own disguise (`own_gradient`); where masks leave
-it nothing but a sum, it has the sum (`sum_gradient`), less what colluding clients can account for.
+evaluate, and it needs messages alone. Adaptive: the server takes off the masks that it knows and undoes its own
+disguise (`own_gradient`); where other masks leave it nothing but a sum, it has the sum (`sum_gradient`), less what
+colluding clients can account for, and deals out what the sum shows (`best_explained`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import replace_all_batch_norm_modules_
 
 from bilateral.audit.attacks.gradient_matching import GradientModel
+from bilateral.audit.attacks.stripped_masks import stripped_upload
 from bilateral.audit.threat import Facts, View
 from bilateral.data import Split
 from bilateral.protocols.mask.messages import MaskedUpload
@@ -64,9 +67,14 @@ def naive_gradient(view: View, round_index: int, client: str) -> Tensor | None:
 
 
 def own_gradient(view: View, round_index: int, client: str) -> Tensor | None:
-    """What the server's secrets make of one upload by itself; None if it is masked in the ring: then that is noise."""
+    """What the server's secrets make of one upload by itself, without the masks that it knows; None if there is none.
+
+    Under ring masks that is noise as long as they do their work, and the client's gradient if they do not.
+    """
     upload = upload_of(view, round_index, client)
-    return view.server_round(round_index).gradient_of(upload) if isinstance(upload, Upload) else None
+    if isinstance(upload, MaskedUpload):
+        upload = stripped_upload(view, round_index, client, {})
+    return None if upload is None else view.server_round(round_index).gradient_of(upload)
 
 
 def sum_gradient(view: View, round_index: int) -> tuple[Tensor, tuple[str, ...]]:
@@ -83,10 +91,16 @@ def sum_gradient(view: View, round_index: int) -> tuple[Tensor, tuple[str, ...]]
     weights = {name: _weight(view, name) for name in colluding}
     total = kept.total.total_weight
     rest = kept.recovered() * total
-    model = true_model(view.facts)
+    model = _training_model(view.facts, kept.parameters.dtype)
     for name in colluding:
         rest = rest - weights[name] * _gradient_of_batch(model, kept.parameters, view.batches[name, round_index])
     return rest / max(1, total - sum(weights.values())), honest
+
+
+def _training_model(facts: Facts, dtype: torch.dtype) -> GradientModel:
+    """The plan's own network as clients train it: BatchNorm goes by the statistics of the batch."""
+    network = facts.network(torch.zeros(facts.graph.num_parameters, dtype=dtype)).eval()
+    return GradientModel(replace_all_batch_norm_modules_(network), facts.graph, facts.loss)
 
 
 def _weight(view: View, client: str) -> int:
@@ -106,6 +120,22 @@ def as_rows(targets: Tensor, num_outputs: int, dtype: torch.dtype) -> Tensor:
     return targets.view(len(targets), -1).to(dtype)
 
 
+def best_explained(
+    model: GradientModel, parameters: Tensor, candidates: Tensor, gradient: Tensor, label: int
+) -> Tensor:
+    """The candidate whose gradient points most as this one does: how a server deals out what it read in a sum.
+
+    `label`: as the gradient's head shows it; -1 where samples have none, and then directions have no sign.
+    """
+    num_outputs = model.graph.num_outputs
+    target = torch.zeros(num_outputs) if label < 0 else F.one_hot(torch.tensor(label), num_outputs)
+    targets = target.to(candidates.dtype).expand(len(candidates), 1, -1)
+    with torch.no_grad():
+        found = model.gradients(parameters.expand(len(candidates), -1), candidates[:, None], targets)
+    alike = F.cosine_similarity(found.double(), gradient.double()[None])
+    return candidates[int((alike.abs() if label < 0 else alike).argmax())]
+
+
 def most_like(candidates: Tensor, hint: Tensor) -> Tensor:
-    """The candidate nearest to what a client's own upload suggests: how a server deals out what it read in a sum."""
+    """The nearest candidate."""
     return candidates[int((candidates - hint).flatten(1).norm(dim=1).argmin())]

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from bilateral.audit.experiment import Experiment
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.guarantee import Subject
+
+_ON_UPLOADS: Final = ("single uploads", 0, 3, 6)
+ABOUT: Final[Mapping[str, tuple[Subject | int, ...]]] = {
+    "gradient-inversion": (*_ON_UPLOADS, 8, 12),
+    "deep-leakage": (*_ON_UPLOADS, 8, 12),
+    "sum-inversion": (12,),
+    "upload-terms": (3,),
+    "swapped-uploads": (*_ON_UPLOADS, "other clients' uploads"),
+    "membership-by-server": (*_ON_UPLOADS, 8, 10, 12),
+    "membership-by-clients": (0, 1),
+    "function-recovery": (0, 1),
+    "model-inversion": (0, 1),
+    "softmax-recovery": (2, 8, 10),
+    "parameter-recovery": (7, 9, 15),
+    "recorded-noise": ("differential privacy",),
+    "distinguishing-game": ("differential privacy", "published differential privacy", 4),
+    "real-valued-masks": (6,),
+    "sizes-from-refusals": (11,),
+    "presence": (12,),
+    "dishonest-server": ("overlapping sums",),
+    "chosen-sample": (16,),
+    "shared-answers": ("signs of activations", 5, 13, 14),
+    "hidden-queries": ("shared prediction, server", "shared prediction, answering party", "single answers"),
+}
+"""By experiment, the claims and ledger lines that it can test: what is left untested where it is not done."""
 
 
 def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
     """The experiments on plans of this kind, whether they apply to this one or not."""
     from bilateral.audit.experiments import (  # noqa: PLC0415 (slow: scipy, scikit-learn, scikit-image)
+        chosen_sample,
         dishonest_server,
         distinguishing_game,
         function_recovery,
@@ -19,6 +49,7 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         membership_by_server,
         model_inversion,
         parameter_recovery,
+        recorded_noise,
         shared_prediction,
         sizes_and_presence,
         softmax_recovery,
@@ -41,7 +72,9 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         softmax_recovery.EXPERIMENT,
         parameter_recovery.EXPERIMENT,
         distinguishing_game.EXPERIMENT,
+        recorded_noise.EXPERIMENT,
         mask_leaks.EXPERIMENT,
         *sizes_and_presence.EXPERIMENTS,
         dishonest_server.EXPERIMENT,
+        chosen_sample.EXPERIMENT,
     )

@@ -7,7 +7,7 @@ its mean, which is the negative control: so a strategy that gets nothing scores 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -16,18 +16,10 @@ from bilateral.audit.attacks import split_view
 from bilateral.audit.attacks.split_view import Stage, Strategy
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_subject
-from bilateral.audit.experiments.neighbouring_worlds import surroundings_of
+from bilateral.audit.experiments.staged_rounds import Cast
 from bilateral.audit.scores import Metric, Scores
-from bilateral.engine.layers import mask_settings
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.secrets import SimulatedSecrets
-from bilateral.engine.setup import make_blueprint
-from bilateral.learning.exchange import Packet
-from bilateral.learning.halves import ServerHalf
-from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import Message, Question, RoundModel, Upload
-from bilateral.protocols.perturb.scheme import term_names
 
 OBTAINED = Metric("single uploads obtained", "high", is_rate=True, digits=2)
 UPLOAD_ERROR = Metric("error of the upload, over that of the sum's mean", "low", digits=2)
@@ -37,29 +29,31 @@ _TRIALS = 20
 Guess = Callable[[int, str], Tensor | None]
 
 
-class _Cast:
-    """Real clients of a plan, made afresh for every trial: what one trial did to them must not help the next."""
+@dataclass(frozen=True, eq=False)
+class _Trials:
+    """Victims with their uploads, and what an honest sum tells about each of them."""
 
-    def __init__(self, context: Context, plan: RunPlan) -> None:
-        self._around = surroundings_of(context)
-        self._blueprint = make_blueprint(plan, context.federation())
-        self._run_id = SimulatedSecrets(plan.seed, context.federation().names).run_id
-        self._num_terms = len(term_names(self._around.perturbation)) if plan.protection == "perturbation" else 1
+    victims: list[tuple[int, str]]
+    truth: list[Tensor]
+    mean: list[Tensor]
 
-    def stage(self, round_index: int) -> Stage:
-        half, around = self._blueprint.server().server, self._around
-        model = half.start_round(round_index)
-        assert isinstance(model, RoundModel)
-        return Stage(
-            self._blueprint.local_exchange(_unrecorded),
-            self._run_id,
-            tuple(around.names[: around.num_participants]),
-            mask_settings(around),
-            UploadShape(self._num_terms, around.graph.num_parameters, around.graph.num_statistics),
-            round_index,
-            model,
-            partial(_answer, half),
-        )
+    @staticmethod
+    def of(cast: Cast, on_progress: Callable[[float], None]) -> _Trials:
+        names = cast.stage(0).names
+        found = _Trials([(number, names[number % len(names)]) for number in range(_TRIALS)], [], [])
+        for number, victim in found.victims:
+            found.truth.append(cast.upload(number, victim))
+            total = split_view.honest_sum(cast.stage(number))
+            found.mean.append(total.terms / total.total_weight)
+            on_progress(number / _TRIALS)
+        return found
+
+    def condition(self, what: str, guess: Guess) -> Condition:
+        guesses = [guess(number, victim) for number, victim in self.victims]
+        pairs = zip(guesses, self.mean, self.truth, strict=True)
+        errors = [1.0 if read is None else _closer(read, fallback, true) for read, fallback, true in pairs]
+        obtained = tuple(float(error <= SUCCESS) for error in errors)
+        return Condition(what, (Scores(OBTAINED, obtained), Scores(UPLOAD_ERROR, tuple(errors))))
 
 
 def _closer(read: Tensor, mean: Tensor, truth: Tensor) -> float:
@@ -67,50 +61,40 @@ def _closer(read: Tensor, mean: Tensor, truth: Tensor) -> float:
     return float((read - truth).norm() / (mean - truth).norm())
 
 
-def _answer(half: ServerHalf, sender: str, reply: Message) -> Packet:
-    return (half.answer(sender, reply),) if isinstance(reply, Question) else ()
-
-
-def _unrecorded(round_index: int, sender: str, receiver: str, message: Message) -> None:
-    """The attacker looks at what comes back."""
-
-
 def _run(context: Context) -> Sequence[Evidence]:
-    plan = context.plan
-    masked = _Cast(context, plan)
-    floats = _Cast(context, plan.with_settings({"aggregation.masks": "float"}))
-    bare = _Cast(context, plan.with_settings({"aggregation.masks": "none"}))
-    names = masked.stage(0).names
-    trials = [(number, names[number % len(names)]) for number in range(_TRIALS)]
-    truth, mean = [], []
-    for number, victim in trials:
-        stage = bare.stage(number)
-        sent = stage.send({victim: (stage.model,)})[victim]
-        assert isinstance(sent, Upload)
-        truth.append(sent.terms.double())
-        total = split_view.honest_sum(masked.stage(number))
-        mean.append(total.terms / total.total_weight)
-        context.on_progress(0.2 * number / _TRIALS, "honest sums")
-
-    def condition(what: str, guess: Guess) -> Condition:
-        found = [guess(number, victim) for number, victim in trials]
-        pairs = zip(found, mean, truth, strict=True)
-        errors = [1.0 if read is None else _closer(read, fallback, true) for read, fallback, true in pairs]
-        obtained = tuple(float(error <= SUCCESS) for error in errors)
-        return Condition(what, (Scores(OBTAINED, obtained), Scores(UPLOAD_ERROR, tuple(errors))))
-
-    negative = condition("the mean of an honest sum", lambda number, victim: None)  # noqa: ARG005
-    unchecked = condition("real-valued masks, whose clients check nothing", partial(_models_without_checks, floats))
-    forgetful = condition("clients that forget what they signed", partial(_without_memory, masked))
+    plan, note = _with_fixed_norm(context.plan)
+    masked = Cast(context, plan)
+    trials = _Trials.of(masked, lambda done: context.on_progress(0.2 * done, "honest sums"))
+    negative = trials.condition("the mean of an honest sum", lambda number, victim: None)  # noqa: ARG005
+    unchecked = _unchecked(context, plan, trials)
+    forgetful = trials.condition("clients that forget what they signed", partial(_without_memory, masked))
     found = []
     for place, (name, strategy, positive) in enumerate(_strategies(unchecked, forgetful)):
         context.on_progress(0.5 + 0.5 * place / 4, name)
         refusals: list[str] = []
-        target = condition("clients of this plan", partial(_against, strategy, masked, refusals))
+        target = trials.condition("clients of this plan", partial(_against, strategy, masked, refusals))
         remark = f"refused: {refusals[0]}" if refusals else "never refused"
-        found.append(_evidence(name, target, positive, negative, remark))
+        found.append(_evidence(name, target, positive, negative, note + remark))
     context.on_progress(1.0, "dishonest server done")
     return found
+
+
+def _with_fixed_norm(plan: RunPlan) -> tuple[RunPlan, str]:
+    """A clipping norm that adapts is one more thing that clients are shown; the strategies here leave it alone."""
+    if not plan.noise.adaptive_clip:
+        return plan, ""
+    return plan.with_settings({"noise.adaptive_clip": False}), "with the clipping norm that the run begins with; "
+
+
+def _unchecked(context: Context, plan: RunPlan, trials: _Trials) -> Condition:
+    """Noise does not go with real-valued masks, and would cover what this strategy reads: the control has none."""
+    floats = Cast(context, plan.with_settings({"aggregation.masks": "float", "noise.mechanism": "none"}))
+    what = "real-valued masks, whose clients check nothing"
+    if plan.noise.mechanism != "none":
+        bare = Cast(context, plan.with_settings({"aggregation.masks": "ring", "noise.mechanism": "none"}))
+        trials = _Trials.of(bare, lambda done: context.on_progress(0.2 + 0.2 * done, "honest sums without noise"))
+        what += ", without noise"
+    return trials.condition(what, partial(_models_without_checks, floats))
 
 
 def _strategies(unchecked: Condition, forgetful: Condition) -> list[tuple[str, Strategy, Condition]]:
@@ -122,18 +106,18 @@ def _strategies(unchecked: Condition, forgetful: Condition) -> list[tuple[str, S
     ]
 
 
-def _against(strategy: Strategy, cast: _Cast, refusals: list[str], number: int, victim: str) -> Tensor | None:
+def _against(strategy: Strategy, cast: Cast, refusals: list[str], number: int, victim: str) -> Tensor | None:
     outcome = split_view.attempt(strategy, cast.stage(number), victim)
     if outcome.guess is None:
         refusals.append(outcome.refusal)
     return outcome.guess
 
 
-def _models_without_checks(cast: _Cast, number: int, victim: str) -> Tensor | None:
+def _models_without_checks(cast: Cast, number: int, victim: str) -> Tensor | None:
     return split_view.attempt(split_view.different_models_without_checks, cast.stage(number), victim).guess
 
 
-def _without_memory(cast: _Cast, number: int, victim: str) -> Tensor | None:
+def _without_memory(cast: Cast, number: int, victim: str) -> Tensor | None:
     """Clients that were started anew remember no list and no sum of the round: two sums of it can be had."""
 
     def two_sums(stage: Stage, victim: str) -> Tensor:
@@ -159,12 +143,8 @@ def _evidence(name: str, target: Condition, positive: Condition, negative: Condi
     )
 
 
-def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
-    if not has_subject(guarantee, "overlapping sums"):
-        return "the plan claims nothing about overlapping sums"
-    if plan.noise.mechanism != "none":
-        return "uploads carry noise: a sum of one would be covered by the claim about noise"
-    return ""
+def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
+    return "" if has_subject(guarantee, "overlapping sums") else "the plan claims nothing about overlapping sums"
 
 
 EXPERIMENT = Experiment(

@@ -9,8 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bilateral.audit.attacks.labels import read_label
 from bilateral.audit.attacks.softmax_exchange import softmax_of_query
 from bilateral.audit.attacks.uploads import (
+    best_explained,
     client_model,
     most_like,
     naive_gradient,
@@ -142,14 +144,19 @@ class Inversion:
         )
 
     def _dealt_out(self, view: View) -> Evidence:
-        candidates = self._candidates_of_sums(view)
-        hints = dict(zip(self.target.trials, self._naive_guesses, strict=True))
+        candidates, model = self._candidates_of_sums(view), true_model(view.facts)
+
+        def guess(trial: Trial) -> Tensor:
+            gradient = own_gradient(view, trial.round_index, trial.client)
+            assert gradient is not None, "a client of this round sent nothing"
+            parameters = view.server_round(trial.round_index).parameters.float()
+            label = -1 if trial.label < 0 else read_label(model, parameters, gradient.float())
+            return best_explained(model, parameters, candidates[trial.round_index], gradient, label)
+
         partners = len(view.parties) - 1
-        seen = "the round's sum, the secrets, the true model, and each upload to deal out what the sum shows"
+        seen = "the round's sum with the secrets, and each upload without its self mask to deal out what the sum shows"
         seen += f"; {partners} clients account for their own part of it" if partners else ""
-        return self._attribution(
-            self.tests, view, seen, lambda trial: most_like(candidates[trial.round_index], hints[trial])
-        )
+        return self._attribution(self.tests, view, seen, guess)
 
     def _dealt_out_by_queries(self) -> Evidence:
         """Lines 8 and 12 together: the sum shows samples, the queries of cross entropy show whose they are."""

@@ -57,7 +57,7 @@ def _naive(context: Context, target: Rounds, positive: Condition, tests: Subject
 
 
 def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subject | int) -> Evidence:
-    """With the secrets; under ring masks the labels of the sum, dealt out by what each upload suggests."""
+    """With the secrets; under ring masks the labels of the sum, dealt out by the uploads without their self masks."""
     view = server_view(target.recording)
     first = target.trials[0]
     if isinstance(upload_of(view, first.round_index, first.client), Upload):
@@ -68,10 +68,10 @@ def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subj
         negative = _condition("random gradients", trials, _read(floor))
     else:
         sums = _labels_of_sums(context, view, target)
-        hints = dict(zip(target.trials, _as_sent(target).gradients, strict=True))
+        hints = dict(zip(target.trials, _own(view, target).gradients, strict=True))
         trials = [trial for trial in target.trials if trial.others]
         guesses = [_deal_out(sums[t.round_index], hints[t], view) for t in trials]
-        seen = "the labels of the round's sum, dealt out by what each upload suggests"
+        seen = "the labels of the round's sum, dealt out by what each upload suggests without its self mask"
         negative = _condition("the same guess, another participant", [t.others[0] for t in trials], guesses)
     return Evidence(
         tests,
@@ -113,7 +113,7 @@ def _of_sum(context: Context, target: Rounds, positive: Condition) -> Evidence:
 
 def _deal_out(labels: Tensor, hint: Tensor, view: View) -> int:
     """Of the sum's labels the one that the upload's own head speaks for most."""
-    graph = client_model(view.facts).graph
+    graph = view.facts.graph
     values = graph.unflatten(hint)
     head = values[graph.head_bias.name] if graph.head_bias is not None else values[graph.head_weight.name].sum(1)
     return int(labels[int(head[labels].argmin())])

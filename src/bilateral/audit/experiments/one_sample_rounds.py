@@ -143,7 +143,11 @@ def _with_others(trials: list[Trial]) -> list[Trial]:
 
 def kit_of(context: Context, recording: Recording, *labels: str) -> Kit:
     """An attacker of this run: the server's test data are its public samples."""
-    test = recording.test
+    return kit_from(context, recording.test, *labels)
+
+
+def kit_from(context: Context, test: Split, *labels: str) -> Kit:
+    """An attacker with these public samples."""
     public = Split(test.inputs[:NUM_PUBLIC].float(), test.targets[:NUM_PUBLIC])
     return Kit(public, ValueRange.of(test.inputs.float()), context.effort, context.randomness("inversion", *labels))
 

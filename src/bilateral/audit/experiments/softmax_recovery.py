@@ -1,8 +1,8 @@
 """Ledger lines 2, 8 and 10: what the cross-entropy exchange shows the client, the server, and an eavesdropper.
 
 A trial is a round: fresh secrets and a fresh batch of one client. Truth is the true model of that round, in float64, on
-that batch. Negative control: what belongs to another sample of the batch. Positive control: the true model computed in
-the plan's own precision, which is what a FedAvg client has.
+that batch. Negative control: what belongs to another sample, of the batch or (with batches of one) of another round.
+Positive control: the true model computed in the plan's own precision, which is what a FedAvg client has.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _row(
         seen,
         Condition("the exchange of a round", _softmax_scores(rounds, read)),
         Condition("the true model in the plan's precision", _softmax_scores(rounds, lambda r: r.in_own_precision)),
-        Condition("the softmax of another sample", _softmax_scores(rounds, lambda r: r.softmax.roll(1, 0))),
+        Condition("the softmax of another sample", _softmax_scores(rounds, _of_another(rounds, lambda r: r.softmax))),
         Gate(SOFTMAX_ERROR, READ, "median"),
         adaptive=adaptive,
     )
@@ -127,8 +127,10 @@ def _activation_sums(recording: Recording, rounds: Sequence[_Round]) -> Evidence
     """The server knows the factors, so a scaled sum is as good as a plain one: it is scored in the round's scale."""
     view = server_view(recording)
 
+    everything = torch.cat([r.activation_sum for r in rounds])
+
     def scores(read: Callable[[_Round], Tensor]) -> tuple[Scores]:
-        errors = [(read(r) - r.activation_sum).norm() / _spread(r.activation_sum) for r in rounds]
+        errors = [(read(r) - r.activation_sum).norm() / _spread(r.activation_sum, everything) for r in rounds]
         return (Scores(SUM_ERROR, tuple(map(float, errors))),)
 
     return _evidence(
@@ -138,10 +140,21 @@ def _activation_sums(recording: Recording, rounds: Sequence[_Round]) -> Evidence
         "the query",
         Condition("the query of a round", scores(lambda r: attacks.activation_sums(view, r.index, r.client))),
         Condition("the true model in the plan's precision", scores(lambda r: r.sum_in_own_precision)),
-        Condition("the sum of another sample", scores(lambda r: r.activation_sum.roll(1, 0))),
+        Condition("the sum of another sample", scores(_of_another(rounds, lambda r: r.activation_sum))),
         Gate(SUM_ERROR, 1e-3),
         adaptive=True,
     )
+
+
+def _of_another(rounds: Sequence[_Round], values: Callable[[_Round], Tensor]) -> Callable[[_Round], Tensor]:
+    """For every sample of a batch the next one's; for a batch of one that of the next round."""
+    following = {r.index: after for r, after in zip(rounds, [*rounds[1:], *rounds[:1]], strict=True)}
+
+    def of_another(r: _Round) -> Tensor:
+        own = values(r)
+        return own.roll(1, 0) if len(own) > 1 else values(following[r.index])[:1]
+
+    return of_another
 
 
 def _evidence(
@@ -195,8 +208,9 @@ def _head_pass(network: nn.Module, head: str, inputs: Tensor) -> tuple[Tensor, T
     return captured[0].double(), outputs
 
 
-def _spread(values: Tensor) -> Tensor:
-    size: Tensor = (values - values.mean()).norm()
+def _spread(values: Tensor, everything: Tensor) -> Tensor:
+    """How much the sums of a batch differ; a batch of one has no spread of its own, and takes that of all rounds."""
+    size: Tensor = (values - values.mean()).norm() if len(values) > 1 else everything.std()
     return size.clamp_min(1e-12)
 
 
