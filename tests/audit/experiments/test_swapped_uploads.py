@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bilateral.audit.experiment import EFFORTS, Context
-from bilateral.audit.experiments.swapped_uploads import EXPERIMENT, LEARNED, READ
+from bilateral.audit.experiments.swapped_evidence import LEARNED, READ
+from bilateral.audit.experiments.swapped_uploads import EXPERIMENT
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.mask import client as mask_client
@@ -20,7 +21,7 @@ def context_of(**settings):
 def played(**settings):
     context = context_of(**settings)
     assert EXPERIMENT.applies(context.plan, context.guarantee()) == ""
-    return {(e.tests, e.adversary, e.adaptive): e for e in EXPERIMENT.run(context)}
+    return {(e.tests, e.adversary, "matched" if "ring" in e.attack else e.adaptive): e for e in EXPERIMENT.run(context)}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,8 @@ def test_under_ring_masks_nobody_tells_the_worlds_apart(masked):
             ("other clients' uploads", "eavesdropper", True),
             ("single uploads", "curious server", False),
             ("single uploads", "curious server", True),
+            ("single uploads", "curious server", "matched"),
+            ("single uploads", "server with colluding clients", "matched"),
             ("single uploads", "server with colluding clients", True),
         ],
         "holds",

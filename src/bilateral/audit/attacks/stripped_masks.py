@@ -11,12 +11,13 @@ it is the upload in fixed point (test_stripping_gives_the_upload_exactly_if_all_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from bilateral.audit.threat import View
 from bilateral.protocols.mask import shamir
+from bilateral.protocols.mask.fixed_point import FixedPointFormat, decode_sum
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing, roster_digest
 from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening, RevealedShares, Roster
@@ -28,11 +29,37 @@ from bilateral.protocols.messages import RoundModel, Upload
 from bilateral.protocols.wire import digest
 
 
+@dataclass(frozen=True, eq=False)
+class RingUpload:
+    """An upload in the ring: its rows one after the other and its weight (int64), and the format of its rows."""
+
+    values: Tensor = field(repr=False)
+    form: FixedPointFormat
+    num_parameters: int
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """Of every term, of the statistics, and 1 for the weight."""
+        terms = [self.num_parameters] * self.form.num_terms
+        return [*terms, len(self.values) - sum(terms) - 1, 1]
+
+
 def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[str, KeyRing]) -> Upload | None:
     """The weighted upload as read in fixed point (weight 1), or None if there is no masked upload in the view.
 
     `rings`: the keys of the clients that the adversary is.
     """
+    found = stripped_values(view, round_index, client, rings)
+    if found is None:
+        return None
+    *terms, num_statistics, _ = found.row_lengths
+    shape = (len(terms), found.num_parameters)
+    read = decode_sum(found.values, found.form, round_index, shape, num_statistics)
+    return Upload(round_index, 1, read.terms, read.statistics)
+
+
+def stripped_values(view: View, round_index: int, client: str, rings: Mapping[str, KeyRing]) -> RingUpload | None:
+    """The same as the integers that are left in the ring."""
     masked = view.message(MaskedUpload, round_index=round_index, sender=client)
     opening = view.message(MaskOpening, round_index=round_index)
     model = view.message(RoundModel, round_index=round_index)
@@ -51,7 +78,10 @@ def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[st
                 pair_seed = occasion.pair_secret(ring, other, "mask")
                 seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
                 break
-    return _decoded(masked, opening, len(model.parameters), seeds)
+    values, count = masked.values.clone(), len(model.parameters)
+    num_terms = len(opening.fraction_bits) - 1
+    add_masks(values.numpy(), seeds, [count] * num_terms + [len(values) - num_terms * count])
+    return RingUpload(values, FixedPointFormat(opening.fraction_bits, len(opening.participants)), count)
 
 
 def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> list[bytes]:
@@ -62,16 +92,3 @@ def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> 
             held[graph.point(entry.sender)] = message.shares[message.owners.index(client)]
     needed = view.facts.plan.aggregation.settings().threshold_of(len(graph.neighbourhood(client)))
     return [shamir.combine(held, needed)] if len(held) >= needed else []
-
-
-def _decoded(masked: MaskedUpload, opening: MaskOpening, num_parameters: int, seeds: list[tuple[bytes, int]]) -> Upload:
-    values = masked.values.clone()
-    *term_bits, statistics_bits = opening.fraction_bits
-    split = len(term_bits) * num_parameters
-    add_masks(values.numpy(), seeds, [num_parameters] * len(term_bits) + [len(values) - split])
-    terms = values[:split].view(len(term_bits), num_parameters).double() * _units(term_bits)[:, None]
-    return Upload(masked.round_index, 1, terms, values[split:-1].double() * _units([statistics_bits]))
-
-
-def _units(fraction_bits: list[int]) -> Tensor:
-    return torch.tensor([2.0**-bits for bits in fraction_bits], dtype=torch.float64)

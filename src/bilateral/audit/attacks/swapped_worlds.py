@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bilateral.audit.attacks.gradient_matching import GradientModel
+from bilateral.audit.attacks.recomputed_uploads import Rehearsal
 from bilateral.audit.attacks.stripped_masks import stripped_upload
 from bilateral.audit.attacks.uploads import as_rows, client_model, rows_of, sum_gradient, true_model, upload_of
 from bilateral.audit.threat import View
@@ -54,7 +55,11 @@ class Notes:
     """What was found about a run's models and messages, so that several views of one run need not find it again."""
 
     models: dict[bool, GradientModel] = field(default_factory=dict, repr=False)
-    directions: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    directions: dict[tuple[int, bool], Tensor] = field(default_factory=dict, repr=False)
+    """By round, and whether of the model that was sent or of the true one."""
+    uploads: dict[tuple[int, str, int], Upload] = field(default_factory=dict, repr=False)
+    """What a client would upload in a round if it had x (0) or y (1)."""
+    rehearsal: Rehearsal = field(default_factory=Rehearsal, repr=False)
     figures: dict[int, tuple[Message, Figures]] = field(default_factory=dict, repr=False)
     """By identity; what it is the identity of is kept beside, so that nothing else can have it."""
 
@@ -67,6 +72,8 @@ class Suspicion:
     second: str
     x: Split = field(repr=False)
     y: Split = field(repr=False)
+    weight: int = 1
+    """Of both in the average."""
     rings: Mapping[str, KeyRing] = field(default_factory=dict, repr=False)
     left_out: tuple[type[Message], ...] = ()
     """Messages that it does not look at."""
@@ -74,6 +81,10 @@ class Suspicion:
 
     def role(self, name: str) -> str:
         return {self.first: _FIRST, self.second: _SECOND}.get(name, _OTHER)
+
+    def batch(self, name: str, world: int) -> Split:
+        """What this suspect trains on in that world."""
+        return self.y if (name == self.second) ^ bool(world) else self.x
 
 
 def rounds_of(view: View, left_out: tuple[type[Message], ...] = ()) -> dict[int, View]:
@@ -101,7 +112,7 @@ def naive_reading(view: View, round_index: int, known: Suspicion) -> float:
         return 0.0
     parameters = _sent(view, round_index)
     first, second = (rows_of(one, len(parameters))[0] for one in uploads if one is not None)
-    return _cosine(first - second, _expected(view, parameters, known, sent=True))
+    return _cosine(first - second, _expected(view, round_index, parameters, known, sent=True))
 
 
 def adaptive_reading(view: View, round_index: int, known: Suspicion) -> float:
@@ -111,10 +122,10 @@ def adaptive_reading(view: View, round_index: int, known: Suspicion) -> float:
         return 0.0
     if not view.server_rounds:
         first, second = (one.terms[0].double() for one in uploads if one is not None)
-        return _cosine(first - second, _expected(view, _sent(view, round_index), known, sent=True))
+        return _cosine(first - second, _expected(view, round_index, _sent(view, round_index), known, sent=True))
     held = view.server_round(round_index)
     first, second = (held.gradient_of(one) for one in uploads if one is not None)
-    return _cosine(first - second, _expected(view, held.parameters, known, sent=False))
+    return _cosine(first - second, _expected(view, round_index, held.parameters, known, sent=False))
 
 
 def describe(view: View, round_index: int, known: Suspicion, *, adaptive: bool) -> Figures:
@@ -141,10 +152,10 @@ def _readings(view: View, round_index: int, known: Suspicion, *, adaptive: bool)
     after = view.message(RoundModel, round_index=round_index + 1)
     if after is not None:  # where the model is sent as it is, this is the sum
         change = (after.parameters - before).double()
-        yield "change of the model", _cosine(change, _expected(view, before, known, sent=True))
+        yield "change of the model", _cosine(change, _expected(view, round_index, before, known, sent=True))
     if view.server_rounds:
         held, (rest, _) = view.server_round(round_index), sum_gradient(view, round_index)
-        yield "sum", _cosine(rest, _expected(view, held.parameters, known, sent=False))
+        yield "sum", _cosine(rest, _expected(view, round_index, held.parameters, known, sent=False))
 
 
 def _of_message(message: Message, known: Suspicion) -> Figures:
@@ -213,11 +224,11 @@ def _sent(view: View, round_index: int) -> Tensor:
     return message.parameters
 
 
-def _expected(view: View, parameters: Tensor, known: Suspicion, *, sent: bool) -> Tensor:
+def _expected(view: View, round_index: int, parameters: Tensor, known: Suspicion, *, sent: bool) -> Tensor:
     """gradient(x) - gradient(y) at these parameters, of the network that clients were sent or of the true one."""
     notes, dtype = known.notes, known.x.inputs.dtype
-    if (id(parameters), sent) in notes.directions:
-        return notes.directions[id(parameters), sent][1]
+    if (round_index, sent) in notes.directions:
+        return notes.directions[round_index, sent]
     if sent not in notes.models:
         notes.models[sent] = client_model(view.facts) if sent else true_model(view.facts)
         notes.models[sent].network.to(dtype)
@@ -227,7 +238,7 @@ def _expected(view: View, parameters: Tensor, known: Suspicion, *, sent: bool) -
     with torch.no_grad():
         of_x, of_y = notes.models[sent].gradients(places, inputs, targets).double()
     direction: Tensor = of_x - of_y
-    notes.directions[id(parameters), sent] = (parameters, direction)
+    notes.directions[round_index, sent] = direction
     return direction
 
 

@@ -63,8 +63,9 @@ class Match:
     def suspicion(self, colluding: Sequence[str], left_out: tuple[type[Message], ...]) -> Suspicion:
         """What an adversary knows that is, among others, these clients."""
         table = self.table
+        weight = len(self.recording.shares[table.names[0]])
         rings = self._rings(colluding)
-        return Suspicion(table.names[0], table.names[1], table.x, table.y, rings, left_out, self.notes)
+        return Suspicion(table.names[0], table.names[1], table.x, table.y, weight, rings, left_out, self.notes)
 
     def _rings(self, colluding: Sequence[str]) -> dict[str, KeyRing]:
         """The keys of these clients, as the run drew them."""

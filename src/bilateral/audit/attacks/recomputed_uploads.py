@@ -1,0 +1,68 @@
+"""What a client would upload if it trained on a given batch: its half of the protection, which is public, run again.
+
+It takes the model that was sent. Under cross entropy the half asks for a softmax on the way: then only the server can
+do this, which answers as it did, with its secrets and with the blinders that its own answer of that round shows.
+Guarantee (test_the_clients_upload_is_recomputed_bit_for_bit): for the batch that the client did train on, and without
+dropout, this is its upload, bit for bit under MSE, and to a few roundings of float32 under cross entropy.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bilateral.audit.threat import Facts, View
+from bilateral.baselines.fedavg import FedAvgClient
+from bilateral.data import Split
+from bilateral.learning.halves import ClientHalf
+from bilateral.protocols.messages import RoundModel, Upload
+from bilateral.protocols.perturb import cross_entropy
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
+from bilateral.randomness import SeededRandomness
+
+
+def needs_answers(facts: Facts) -> bool:
+    """Whether clients ask the server in the middle of a round."""
+    return facts.plan.protection == "perturbation" and facts.loss == "ce"
+
+
+class Rehearsal:
+    """Clients' halves, built once for a run."""
+
+    def __init__(self) -> None:
+        self._halves: dict[str, ClientHalf] = {}
+
+    def upload(self, view: View, round_index: int, client: str, batch: Split, weight: int) -> Upload:
+        """The upload of this client in this round if it trained on `batch` with `weight`."""
+        model = view.message(RoundModel, round_index=round_index)
+        assert model is not None, f"no model of round {round_index} in this view"
+        if client not in self._halves:
+            self._halves[client] = _client_half(view.facts, client, model)
+        half = self._halves[client]
+        with torch.random.fork_rng(devices=[]):
+            reply = half.train(model, batch.inputs, batch.targets, weight)
+        if isinstance(reply, SoftmaxQuery):
+            reply = half.receive(_answer(view, client, reply))
+        assert isinstance(reply, Upload)
+        return reply
+
+
+def _client_half(facts: Facts, client: str, model: RoundModel) -> ClientHalf:
+    network, channels_last = facts.network(model.parameters), facts.plan.training.channels_last
+    if facts.plan.protection != "perturbation":
+        return FedAvgClient(client, network, facts.graph, facts.loss, channels_last=channels_last)
+    # Its blinders cancel in its upload, whatever they are.
+    draws = SeededRandomness(0, "recomputed uploads", client)
+    return PerturbClient(client, network, facts.graph, facts.perturbation, draws, channels_last=channels_last)
+
+
+def _answer(view: View, client: str, query: SoftmaxQuery) -> SoftmaxReply:
+    """The server's answer to a question that it was not asked, with the blinders of the one that it was."""
+    secrets = view.server_round(query.round_index).secrets
+    told = view.message(SoftmaxReply, round_index=query.round_index, receiver=client)
+    assert secrets is not None
+    assert told is not None
+    group_blinders = secrets.group_blinders[secrets.partition]
+    sample_blinders = torch.log1p(-told.corrections * group_blinders)
+    follows = view.facts.perturbation.noise == "activation"
+    return cross_entropy.reply(query, secrets.output_noise, group_blinders, follows, sample_blinders)
