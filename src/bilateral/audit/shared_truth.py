@@ -1,4 +1,4 @@
-"""What really happened in a secret-shared prediction: to score attacks against, and for controls without masks.
+"""What really happened in a secret-shared prediction: to score attacks against, and for controls.
 
 Attacks get none of this.
 """
@@ -6,7 +6,7 @@ Attacks get none of this.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from bilateral.protocols.share.messages import (
 )
 from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, predict
 from bilateral.protocols.share.walk import Walk
+from bilateral.randomness import Randomness
 
 
 @dataclass(repr=False)
@@ -56,6 +57,27 @@ def without_masks(run: SharedRun) -> SharedRun:
     """The positive control: the same messages with the bare values in them: queries, weights, activations, logits."""
     bare = {session.session_id: _bare_values(run, session) for session in run.sessions}
     return replace(run, entries=tuple(_stripped(entry, bare) for entry in run.entries))
+
+
+def with_random_words(run: SharedRun, randomness: Randomness) -> SharedRun:
+    """What masks promise: uniform words in place of all numbers of the messages. Packed bits stay."""
+    return replace(run, entries=tuple(_randomised(entry, randomness.child(i)) for i, entry in enumerate(run.entries)))
+
+
+def _randomised(entry: Entry, randomness: Randomness) -> Entry:
+    changed: dict[str, Tensor | tuple[Tensor, ...]] = {}
+    for item in fields(entry.message):
+        value, drawn = getattr(entry.message, item.name), randomness.child(item.name)
+        if isinstance(value, Tensor):
+            changed[item.name] = _random_words(value, drawn)
+        elif isinstance(value, tuple) and value and all(isinstance(part, Tensor) for part in value):
+            changed[item.name] = tuple(_random_words(part, drawn.child(i)) for i, part in enumerate(value))
+    return replace(entry, message=replace(entry.message, **changed))
+
+
+def _random_words(like: Tensor, randomness: Randomness) -> Tensor:
+    drawn = bytearray(randomness.random_bytes(like.numel() * like.element_size()))
+    return torch.frombuffer(drawn, dtype=like.dtype).reshape(like.shape) if drawn else like
 
 
 @dataclass(repr=False)

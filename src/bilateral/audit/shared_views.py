@@ -146,14 +146,17 @@ class SharedParties:
             self._rings[SERVER], self._transport, style=style, randomness=randomness.child("sessions")
         )
 
-    def ask(self, querier: str, queries: Tensor, models: Mapping[str, FixedPointModel]) -> SharedRun:
-        """`querier` learns the sum of what `models` say to its queries."""
+    def ask(
+        self, querier: str, queries: Tensor, models: Mapping[str, FixedPointModel], *, num_parts: int = 1
+    ) -> SharedRun:
+        """`querier` learns the sum of what `models` say to its queries, which come in so many parts: batches."""
         for name, model in models.items():
             self._clients[name].offer(model)
         self._transport.entries = []
         self._clients[querier].ask(queries)
         helping = self._server.open_sessions(querier, list(models))
-        self._server.predict(helping, len(queries))
+        for part in queries.tensor_split(num_parts):
+            self._server.predict(helping, len(part))
         self._server.close(helping)
         answers = self._clients[querier].take_answers()
         sessions = tuple(Session(s.session_id, querier, s.answerer, s.circuit) for s in helping)

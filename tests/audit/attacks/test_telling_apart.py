@@ -32,7 +32,7 @@ def rows(strip):
         run = parties.ask("quentin", queries, {"anna": model})
         run = without_masks(run) if strip else run
         for name, view in (("server", helping_view(run)), ("anna", answering_view(run, "anna"))):
-            found.setdefault(name, []).append(describe(view, adaptive=True))
+            found.setdefault(name, []).append(describe([view], adaptive=True))
     return {name: np.stack(values) for name, values in found.items()}
 
 

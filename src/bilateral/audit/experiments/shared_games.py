@@ -1,27 +1,38 @@
 """Does a view say anything that it must not? Games between two worlds, for all three parties.
 
 The attacker trains on runs that it plays by itself, with networks of its own (`attacks/telling_apart`), and is shown
-real ones. Worlds are as far apart as can be: queries t or -t, black or bright ones, weights of zero or large ones; and,
-for the querying party, two networks whose answers differ by opposite amounts, so that the sum is the same.
+real ones. Worlds (`shared_worlds`) are as far apart as can be: queries t or -t, black or bright ones, repeated or
+changing ones, weights of zero or large ones; and, for the querying party, two networks whose answers differ by opposite
+amounts, so that the sum is the same. In the last game of server and answering party one world has random words in place
+of those that are masked: a view that cannot be told from it says nothing at all.
 
-Negative control: both worlds are the same. Positive: the same messages without masks; for the sum, a single answer.
+Negative control: which world a run belongs to is a coin that nobody has seen, so its chance is one half whatever the
+masks are. Positive: the same messages without masks; for the sum, a single answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from bilateral.audit.attacks.telling_apart import describe, guess_worlds
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiments.shared_setting import Progress, SharedSetting
+from bilateral.audit.experiments.shared_worlds import (
+    WORLD_NAMES,
+    Asked,
+    World,
+    answering,
+    has_hidden_layer,
+    make_world,
+    random_network,
+    varied,
+)
 from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.shared_truth import without_masks
+from bilateral.audit.shared_truth import with_random_words, without_masks
 from bilateral.audit.shared_views import (
     SharedParties,
     SharedRun,
@@ -31,103 +42,95 @@ from bilateral.audit.shared_views import (
     querying_view,
 )
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share import ring
-from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit
-from bilateral.protocols.share.plaintext import FixedPointModel, PrivateLayer
+from bilateral.protocols.share.plaintext import FixedPointModel
 from bilateral.randomness import Randomness
 
 NEGATED = Metric("queries told from their negatives", "high", is_rate=True)
 BRIGHT = Metric("black queries told from bright ones", "high", is_rate=True)
+CHANGING = Metric("repeated queries told from changing ones", "high", is_rate=True)
 WEIGHTS = Metric("zero weights told from large ones", "high", is_rate=True)
+RANDOM = Metric("masked words told from random ones", "high", is_rate=True)
 WHO = Metric("answers told apart under one sum", "high", is_rate=True)
-_GAMES: Final = {
-    NEGATED: ("bright", "negated"),
-    BRIGHT: ("black", "bright"),
-    WEIGHTS: ("zero weights", "large weights"),
+Words = Literal["masked", "bare", "random"]
+"""What a run's messages hold: what was sent, the same without masks, random words."""
+_GAMES: Final[Mapping[str, tuple[tuple[str, Words], tuple[str, Words]]]] = {
+    NEGATED.name: (("bright", "masked"), ("negated", "masked")),
+    BRIGHT.name: (("black", "masked"), ("bright", "masked")),
+    CHANGING.name: (("bright", "masked"), ("changing", "masked")),
+    WEIGHTS.name: (("zero weights", "masked"), ("large weights", "masked")),
+    RANDOM.name: (("bright", "masked"), ("negated", "random")),
 }
-_NULL_GAME: Final = ("bright", "the same again")
-BATCH = 4
-SHIFT = 8
-"""By how much one answering party's logits are larger in one world, and smaller in the other."""
-_LARGE_WEIGHT = 4.0
-"""Of a neuron's weights in sum: activations grow fourfold from layer to layer."""
+_WHO_GAMES: Final = {True: ("up and down", "down and up"), False: ("up", "down")}
+"""With the sum of two, and of one alone."""
+_COINS: Final = 5
+"""Tosses for every run of the negative control: they are cheap, and chance is known the better."""
+
+Look = Callable[[SharedRun], SharedView]
+Figures = Mapping[tuple[str, bool, Words], np.ndarray]
+"""By (adversary, adaptive, words): a row a run."""
 
 
 @dataclass(frozen=True, repr=False)
-class World:
-    """What is asked and what answers."""
+class _Played:
+    """Runs of one world: those that the attacker made up, and those that it is shown."""
 
-    queries: Tensor
-    models: Mapping[str, FixedPointModel]
-
-
-Look = Callable[[SharedRun], SharedView]
-Figures = Mapping[tuple[str, bool, bool], np.ndarray]
-"""By (adversary, adaptive, without masks): a row a run."""
+    examples: Figures
+    shown: Figures
 
 
 def hiding_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evidence]:
     """The server's and an answering party's view of extreme inputs."""
     name = _richest(setting.models)
     looks: dict[str, Look] = {"server": helping_view, "answering": lambda run: answering_view(run, name)}
-    circuit, real = setting.models[name].circuit, _worlds(name, setting.models[name])
-    played: dict[str, tuple[Figures, Figures]] = {}
-    labels = [*real, "the same again"]
-    for step, label in enumerate(labels):
-        on_progress(step / len(labels), f"playing {label}")
-        world = label if label in real else "bright"
-        drawn = setting.randomness.child("networks of the attacker", label)
-        made_up = [_random_network(circuit, drawn.child(i)) for i in range(setting.effort.examples)]
-        simulated = [_worlds(name, network)[world] for network in made_up]
-        shown = [real[world]] * (setting.effort.trials // 2)
-        played[label] = (
-            _play(setting.querier, setting.parties(setting.style, "simulated", label), simulated, looks),
-            _play(setting.querier, setting.parties(setting.style, "shown", label), shown, looks),
+    model, drawn = setting.models[name], setting.randomness.child("worlds")
+    # The same keys in all worlds: a world must not be known by its parties.
+    own, real = (setting.parties(setting.style, label) for label in ("simulated", "shown"))
+    played: dict[str, _Played] = {}
+    for step, label in enumerate(WORLD_NAMES):
+        on_progress(step / len(WORLD_NAMES), f"playing {label}")
+        draws = [drawn.child(label, i) for i in range(setting.effort.examples)]
+        simulated = [make_world(label, name, random_network(model.circuit, one), one) for one in draws]
+        shown = [
+            make_world(label, name, model, drawn.child("shown", label, i)) for i in range(setting.effort.trials // 2)
+        ]
+        words: tuple[Words, ...] = ("masked", "bare", "random") if label == "negated" else ("masked", "bare")
+        played[label] = _Played(
+            _play(setting.querier, own, simulated, looks, words, drawn.child("words")),
+            _play(setting.querier, real, shown, looks, words, drawn.child("shown words")),
         )
-    server: Subject = "shared prediction, server"
-    answerer: Subject = "shared prediction, answering party"
     whole = f"{setting.style.name}, the network of {name}"
     return [
-        _hiding_evidence(played, subject, who, metrics, whole, adaptive)
-        for subject, who, metrics in (
-            (server, "server", (NEGATED, BRIGHT, WEIGHTS)),
-            (answerer, "answering", (NEGATED, BRIGHT)),  # it knows the weights
-        )
+        _hiding_evidence(played, who, adaptive, whole, setting.randomness.child("coins", who, int(adaptive)))
+        for who in looks
         for adaptive in (False, True)
     ]
 
 
 def _hiding_evidence(
-    played: Mapping[str, tuple[Figures, Figures]],
-    subject: Subject,
-    who: str,
-    metrics: Sequence[Metric],
-    whole: str,
-    adaptive: bool,
+    played: Mapping[str, _Played], who: str, adaptive: bool, whole: str, randomness: Randomness
 ) -> Evidence:
-    target, positive, negative = (
-        Condition(
-            what,
-            tuple(
-                Scores(metric, _guesses(played, _GAMES[metric] if is_real else _NULL_GAME, (who, adaptive, bare)))
-                for metric in metrics
-            ),
-        )
-        for what, is_real, bare in (
-            (whole, True, False),
-            ("the same messages without masks", True, True),
-            ("two runs of the same", False, False),
-        )
-    )
+    is_server = who == "server"
+    # The answering party knows the weights. Random words have no mean that a naive attacker could learn.
+    metrics = [NEGATED, BRIGHT, CHANGING, *([WEIGHTS] if is_server else []), *([RANDOM] if adaptive else [])]
+
+    def condition(what: str, *, bare: bool = False, coins: Randomness | None = None) -> Condition:
+        found = []
+        for metric in metrics:
+            first, second = ((label, "bare" if bare and w == "masked" else w) for label, w in _GAMES[metric.name])
+            keyed = [(played[label], (who, adaptive, words)) for label, words in (first, second)]
+            found.append(Scores(metric, _guesses(keyed, coins and coins.child(metric.name))))
+        return Condition(what, tuple(found))
+
+    subject: Subject = "shared prediction, server" if is_server else "shared prediction, answering party"
     return Evidence(
         tests=subject,
-        adversary="curious server" if who == "server" else "answering party",
+        adversary="curious server" if is_server else "answering party",
         attack=_attack_name(adaptive),
         adaptive=adaptive,
         seen=_seen(adaptive),
-        target=target,
-        positive=positive,
-        negative=negative,
+        target=condition(whole),
+        positive=condition("the same messages without masks", bare=True),
+        negative=condition("worlds by the toss of a coin", coins=randomness),
         gates=tuple(Gate(metric, 0.9) for metric in metrics),
     )
 
@@ -135,145 +138,100 @@ def _hiding_evidence(
 def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evidence]:
     """Two answering parties: who said more, when the sum says nothing?"""
     first, second = list(setting.models)[:2]
-    queries = setting.few_queries[:BATCH]
-    looks: dict[str, Look] = {"querying": querying_view}
-    worlds = {
-        "up and down": {first: SHIFT, second: -SHIFT},
-        "down and up": {first: -SHIFT, second: SHIFT},
-        "up": {first: SHIFT},
-        "down": {first: -SHIFT},
-        "the same again": {first: SHIFT, second: -SHIFT},
+    queries = setting.few_queries[:2]
+    directions: Mapping[str, Mapping[str, Literal[1, -1]]] = {
+        "up and down": {first: 1, second: -1},
+        "down and up": {first: -1, second: 1},
+        "up": {first: 1},
+        "down": {first: -1},
     }
-    played: dict[str, tuple[Figures, Figures]] = {}
-    for step, (label, shifts) in enumerate(worlds.items()):
-        on_progress(step / len(worlds), f"answers {label}")
+    hidden = {name: has_hidden_layer(setting.models[name], queries) for name in (first, second)}
+    looks: dict[str, Look] = {"querying": querying_view}
+    own, real = (setting.parties(setting.style, label) for label in ("sums", "shown sums"))
+    played: dict[str, _Played] = {}
+    for step, (label, way) in enumerate(directions.items()):
+        on_progress(step / len(directions), f"answers {label}")
         drawn = setting.randomness.child("shadows of sums", label)
-        shown = World(queries, {name: _shifted(setting.models[name], by) for name, by in shifts.items()})
-        simulated = [
-            World(
-                queries,
-                {
-                    name: _shifted(_varied(setting.shadows[name], drawn.child(name, i)), by)
-                    for name, by in shifts.items()
-                },
-            )
-            for i in range(setting.effort.examples)
-        ]
-        played[label] = (
-            _play(setting.querier, setting.parties(setting.style, "sums", label), simulated, looks, bare=False),
-            _play(
-                setting.querier,
-                setting.parties(setting.style, "shown sums", label),
-                [shown] * (setting.effort.trials // 2),
-                looks,
-                bare=False,
-            ),
+        shown = {name: answering(setting.models[name], by, hidden=hidden[name]) for name, by in way.items()}
+        simulated = []
+        for i in range(setting.effort.examples):
+            made_up = {name: varied(setting.shadows[name], drawn.child(name, i)) for name in way}
+            models = {name: answering(made_up[name], by, hidden=hidden[name]) for name, by in way.items()}
+            simulated.append([Asked(queries, models)])
+        repeated = [[Asked(queries, shown)]] * (setting.effort.trials // 2)
+        played[label] = _Played(
+            _play(setting.querier, own, simulated, looks, ("masked",), drawn),
+            _play(setting.querier, real, repeated, looks, ("masked",), drawn),
         )
-    found = []
-    for adaptive in (False, True):
-        key = ("querying", adaptive, False)
-        target, positive, negative = (
-            Condition(what, (Scores(WHO, _guesses(played, pair, key)),))
-            for what, pair in (
-                (f"the sum of {first} and {second}", ("up and down", "down and up")),
-                (f"the answer of {first} alone", ("up", "down")),
-                ("two runs of the same", ("up and down", "the same again")),
-            )
-        )
-        found.append(
-            Evidence(
-                tests="single answers",
-                adversary="querying party",
-                attack=_attack_name(adaptive),
+
+    def condition(what: str, *, summed: bool, adaptive: bool, coins: Randomness | None = None) -> Condition:
+        key: tuple[str, bool, Words] = ("querying", adaptive, "masked")
+        keyed = [(played[label], key) for label in _WHO_GAMES[summed]]
+        return Condition(what, (Scores(WHO, _guesses(keyed, coins)),))
+
+    return [
+        Evidence(
+            tests="single answers",
+            adversary="querying party",
+            attack=_attack_name(adaptive),
+            adaptive=adaptive,
+            seen=_seen(adaptive),
+            target=condition(f"the sum of {first} and {second}", summed=True, adaptive=adaptive),
+            positive=condition(f"the answer of {first} alone", summed=False, adaptive=adaptive),
+            negative=condition(
+                "worlds by the toss of a coin",
+                summed=True,
                 adaptive=adaptive,
-                seen=_seen(adaptive),
-                target=target,
-                positive=positive,
-                negative=negative,
-                gates=(Gate(WHO, 0.9),),
-            )
+                coins=setting.randomness.child("coins of sums", int(adaptive)),
+            ),
+            gates=(Gate(WHO, 0.9),),
         )
-    return found
+        for adaptive in (False, True)
+    ]
 
 
 def _play(
-    querier: str, parties: SharedParties, worlds: Sequence[World], looks: Mapping[str, Look], *, bare: bool = True
+    querier: str,
+    parties: SharedParties,
+    worlds: Sequence[World],
+    looks: Mapping[str, Look],
+    words: Sequence[Words],
+    randomness: Randomness,
 ) -> Figures:
-    """A run in each of these worlds, described as every adversary sees it, with its masks and (`bare`) without."""
-    rows: dict[tuple[str, bool, bool], list[np.ndarray]] = {}
-    for world in worlds:
-        run = parties.ask(querier, world.queries, world.models)
-        for without, shown in ((False, run), (True, without_masks(run))) if bare else ((False, run),):
+    """A run in each of these worlds, described as every adversary sees it. `randomness` is for random words."""
+    rows: dict[tuple[str, bool, Words], list[np.ndarray]] = {}
+    for number, world in enumerate(worlds):
+        runs = [parties.ask(querier, asked.queries, asked.models, num_parts=len(asked.queries)) for asked in world]
+        for which in words:
+            held = [_holding(run, which, randomness.child(number, i)) for i, run in enumerate(runs)]
             for who, look in looks.items():
-                view = look(shown)
+                views = [look(run) for run in held]
                 for adaptive in (False, True):
-                    rows.setdefault((who, adaptive, without), []).append(describe(view, adaptive=adaptive))
+                    rows.setdefault((who, adaptive, which), []).append(describe(views, adaptive=adaptive))
     return {key: np.stack(values) for key, values in rows.items()}
 
 
+def _holding(run: SharedRun, words: Words, randomness: Randomness) -> SharedRun:
+    match words:
+        case "masked":
+            return run
+        case "bare":
+            return without_masks(run)
+        case "random":
+            return with_random_words(run, randomness)
+
+
 def _guesses(
-    played: Mapping[str, tuple[Figures, Figures]], worlds: tuple[str, str], key: tuple[str, bool, bool]
+    worlds: Sequence[tuple[_Played, tuple[str, bool, Words]]], coins: Randomness | None = None
 ) -> tuple[float, ...]:
-    """1 for every run that was put into the right world."""
-    (example_0, shown_0), (example_1, shown_1) = (tuple(part[key] for part in played[name]) for name in worlds)
-    known = [0] * len(example_0) + [1] * len(example_1)
-    guesses = guess_worlds(np.concatenate([example_0, example_1]), known, np.concatenate([shown_0, shown_1]))
-    right = [0] * len(shown_0) + [1] * len(shown_1)
+    """1 for every run that was put into the right world; which is right, in examples too, the coins say, if any."""
+    examples, shown = ([getattr(played, part)[key] for played, key in worlds] for part in ("examples", "shown"))
+    known, right = ([0] * len(one) + [1] * len(other) for one, other in (examples, shown))
+    if coins is not None:
+        known = [known[i] for i in coins.child("examples").permutation(len(known))]
+        right = [int(sign > 0) for sign in coins.child("shown").signs(_COINS * len(right))]
+    guesses = guess_worlds(np.concatenate(examples), known, np.concatenate(shown)) * (1 if coins is None else _COINS)
     return tuple(float(guess == truth) for guess, truth in zip(guesses, right, strict=True))
-
-
-def _worlds(name: str, model: FixedPointModel) -> dict[str, World]:
-    bright = torch.full((BATCH, *model.circuit.input_shape), float(model.circuit.largest_input))
-    large = _with_weights(model, lambda weight: torch.full_like(weight, _large(weight)))
-    return {
-        "bright": World(bright, {name: model}),
-        "negated": World(-bright, {name: model}),
-        "black": World(torch.zeros_like(bright), {name: model}),
-        "zero weights": World(bright, {name: _with_weights(model, torch.zeros_like)}),
-        "large weights": World(bright, {name: large}),
-    }
-
-
-def _large(weight: Tensor) -> int:
-    return max(1, round(_LARGE_WEIGHT * 2**FRACTION_BITS / weight[0].numel()))
-
-
-def _with_weights(model: FixedPointModel, change: Callable[[Tensor], Tensor]) -> FixedPointModel:
-    """The same circuit with other weights, which need not be sensible; without biases."""
-    layers = (PrivateLayer(change(layer.weight), torch.zeros_like(layer.bias)) for layer in model.layers)
-    return FixedPointModel(model.circuit, tuple(layers))
-
-
-def _random_network(circuit: Circuit, randomness: Randomness) -> FixedPointModel:
-    """A network that whoever knows the circuit can make up."""
-    layers = []
-    for index, step in enumerate(circuit.linear_steps):
-        shape = step.weight_shape(circuit.values[step.sources[0]])
-        drawn = randomness.child("weight", index).normal(*shape) * (2.0 / np.prod(shape[1:])) ** 0.5
-        bias = randomness.child("bias", index).normal(shape[0]) * 0.3
-        layers.append(PrivateLayer(ring.encode(drawn, FRACTION_BITS), ring.encode(bias, _bias_bits(circuit, index))))
-    return FixedPointModel(circuit, tuple(layers))
-
-
-def _varied(model: FixedPointModel, randomness: Randomness) -> FixedPointModel:
-    """A network like this one: all weights of a layer larger or smaller by one factor."""
-    layers = []
-    for index, layer in enumerate(model.layers):
-        factor = float(randomness.child(index).log_uniform(1, low=0.5, high=2.0))
-        layers.append(PrivateLayer((layer.weight * factor).round().long(), layer.bias))
-    return FixedPointModel(model.circuit, tuple(layers))
-
-
-def _shifted(model: FixedPointModel, by: int) -> FixedPointModel:
-    """All logits larger by `by`: it is in the last layer's bias."""
-    *layers, last = model.layers
-    bits = _bias_bits(model.circuit, len(layers))
-    return FixedPointModel(model.circuit, (*layers, PrivateLayer(last.weight, last.bias + (by << bits))))
-
-
-def _bias_bits(circuit: Circuit, index: int) -> int:
-    """A bias has the fraction bits of a product: the weights' and the input's."""
-    return FRACTION_BITS + circuit.values[circuit.linear_steps[index].sources[0]].fraction_bits
 
 
 def _richest(models: Mapping[str, FixedPointModel]) -> str:

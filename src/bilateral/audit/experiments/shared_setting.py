@@ -127,14 +127,19 @@ def ask_again(
     label: str,
     *,
     first_only: bool = False,
+    a_session: int = 1,
 ) -> list[Seen]:
-    """What the querying party sees of the same queries, asked so many times in sessions of their own."""
+    """What the querying party sees of the same queries, asked so many times, and how often in one session."""
     parties = setting.parties(style, label)
     found: list[Seen] = []
-    for _ in range(repeats):
-        view = querying_view(parties.ask(setting.querier, queries, models))
+    for start in range(0, repeats, a_session):
+        times = min(a_session, repeats - start)
+        asked = queries.repeat(times, *[1] * (queries.ndim - 1))
+        view = querying_view(parties.ask(setting.querier, asked, models, num_parts=times))
         seen = {session.answerer: blinded_numbers(view, session) for session in view.sessions}
-        found.append({name: numbers[:1] for name, numbers in seen.items()} if first_only else seen)
+        for part in range(times):
+            rows = slice(part * len(queries), (part + 1) * len(queries))
+            found.append({n: [u[rows] for u in (us[:1] if first_only else us)] for n, us in seen.items()})
     return found
 
 

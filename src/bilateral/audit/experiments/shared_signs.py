@@ -16,6 +16,7 @@ from torch import Tensor
 from bilateral.audit.attacks.activation_factors import read_exactly
 from bilateral.audit.attacks.activation_signs import ReadActivations, read_by_vote, read_once
 from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.experiments.shared_blinding import blinding_evidence, ideal_views
 from bilateral.audit.experiments.shared_setting import Progress, Seen, SharedSetting, ask_again, random_like
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
@@ -29,13 +30,13 @@ EXACT = Metric("activations read exactly", "high")
 
 
 def signs_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evidence]:
-    """Naive and adaptive reading of signs and places, and factoring."""
+    """Naive and adaptive reading of signs and places, factoring, and patterns."""
     queries, repeats = setting.few_queries, setting.effort.repeats
     truth = {name: compared_numbers(model, queries) for name, model in setting.models.items()}
     views: dict[str, list[Seen]] = {}
     for step, style in enumerate(dict.fromkeys((setting.style, PUBLISHED))):
         on_progress(0.1 + 0.3 * step, f"{repeats} times the same queries, {style.name} comparison")
-        views[style.name] = ask_again(setting, style, queries, setting.models, repeats, "signs")
+        views[style.name] = ask_again(setting, style, queries, setting.models, repeats, "signs", a_session=2)
     target, positive = views[setting.style.name], views[PUBLISHED.name]
     negative = [_random_numbers(seen, setting.randomness.child("noise", i)) for i, seen in enumerate(target)]
     shown = (
@@ -50,6 +51,9 @@ def signs_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
         found.append(_evidence(setting, conditions, (Gate(SIGNS, 0.95),), adaptive=adaptive))
     conditions = [Condition(what, (_exact_scores(seen, truth, len(queries)),)) for what, seen in shown]
     found.append(_factoring_evidence(setting, conditions))
+    ideal = ideal_views(setting.models, truth, repeats, setting.randomness.child("ideal blinding"))
+    against_ideal = (*shown[:2], ("the same numbers, blinded anew as the hardened comparison says", ideal))
+    found.append(blinding_evidence(_subject(setting), against_ideal, truth, _seen(setting)))
     return found
 
 
@@ -110,6 +114,10 @@ def _subject(setting: SharedSetting) -> Subject | int:
     return "signs of activations" if setting.style is HARDENED else 5
 
 
+def _seen(setting: SharedSetting) -> str:
+    return f"blinded numbers, unmasked, of {setting.effort.repeats} times the same queries"
+
+
 def _evidence(
     setting: SharedSetting, conditions: Sequence[Condition], gates: tuple[Gate, ...], *, adaptive: bool
 ) -> Evidence:
@@ -118,8 +126,7 @@ def _evidence(
         adversary="querying party",
         attack="votes on signs over repeated queries" if adaptive else "signs as they are seen",
         adaptive=adaptive,
-        seen="blinded numbers, unmasked"
-        + (f", of {setting.effort.repeats} times the same queries" if adaptive else ""),
+        seen=_seen(setting) if adaptive else "blinded numbers, unmasked",
         target=conditions[0],
         positive=conditions[1],
         negative=conditions[2],
@@ -134,7 +141,7 @@ def _factoring_evidence(setting: SharedSetting, conditions: Sequence[Condition])
         adversary="querying party",
         attack="greatest common divisors of blinded numbers",
         adaptive=True,
-        seen=f"blinded numbers, unmasked, of {setting.effort.repeats} times the same queries",
+        seen=_seen(setting),
         target=conditions[0],
         positive=conditions[1],
         negative=conditions[2],
