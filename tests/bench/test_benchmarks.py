@@ -28,8 +28,8 @@ def small_networks(monkeypatch):
 
 def test_recovery_is_within_its_limits_with_the_clients_gates(small_networks):
     rows = recovery_module.measure_recovery(False, _silent)
-    assert len(rows) == 2 * 2 * 2 * 2 * 2
-    keys = {"model", "batch_norm", "shortcut", "loss", "noise", "partitions", "dtype", "relative_error"}
+    assert len(rows) == 2 * 3 * 2 * 2 * 2
+    keys = {"model", "batch_norm", "shortcut", "loss", "softmax", "noise", "partitions", "dtype", "relative_error"}
     assert all(keys <= set(row) for row in rows)
     assert all(row["within_limit_same_gates"] for row in rows)
     assert all(row["within_limit"] for row in rows if row["dtype"] == "float64")

@@ -83,14 +83,15 @@ def test_unflatten_undoes_flatten(network):
 
 
 @pytest.mark.parametrize("noise", ["activation", "offset"])
-@pytest.mark.parametrize("loss", ["mse", "ce"])
+@pytest.mark.parametrize(("loss", "softmax"), [("mse", "checked"), ("ce", "checked"), ("ce", "blinded")])
 @given(networks(), st.data())
 @settings(of_networks, max_examples=20)
-def test_recovered_gradient_equals_plain_gradient(loss, noise, network, data):
+def test_recovered_gradient_equals_plain_gradient(loss, softmax, noise, network, data):
     model, shape = network[0].train(), network[1]
     seed = data.draw(st.integers(0, 99))
     outputs = model.head.out_features
-    chosen = PerturbationSettings(loss=loss, noise=noise, num_partitions=data.draw(st.integers(1, outputs)))
+    partitions = data.draw(st.integers(1, outputs))
+    chosen = PerturbationSettings(loss=loss, noise=noise, num_partitions=partitions, softmax=softmax)
     example = torch.zeros(1, *shape)
     graph = ScaleGraph.of(model, example)
     inputs = batch_for(shape, seed)

@@ -67,7 +67,7 @@ def test_line_1_a_client_fits_the_group_secrets_with_100_labelled_samples():
 
 def softmax_round(partitions, samples=12, classes=CLASSES):
     model = randomised(nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, classes)).double(), 1)
-    settings = PerturbationSettings("ce", num_partitions=partitions)
+    settings = PerturbationSettings("ce", num_partitions=partitions, softmax="blinded")  # as published
     server, graph = start(model, settings)
     client = PerturbClient("anna", model, graph, settings, SeededRandomness(4))
     inputs = torch.randn(samples, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -138,7 +138,7 @@ _LINES = (
         "one training sample's gradient a round, out of the sum, to a server that chooses its blinders",
         "P0, P3",
         "a server that sees sums alone learns nothing about one client's data (the papers' server draws its blinders)",
-        'training.loss = "mse", which needs no exchange',
+        'perturbation.softmax = "checked" (the default), or training.loss = "mse", which needs no exchange',
     ),
 )
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -15,11 +15,18 @@ from bilateral.protocols.messages import Message, RecoveredUpdate, Upload, aggre
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.messages import SoftmaxQuery
 from bilateral.protocols.perturb.server import PerturbServer
-from bilateral.protocols.perturb.settings import Loss, PerturbationSettings
+from bilateral.protocols.perturb.settings import Loss, PerturbationSettings, SoftmaxAnswers
 from bilateral.randomness import SeededRandomness
 
 IMAGE = (3, 32, 32)
 CLASSES = 10
+EXCHANGES: tuple[tuple[Loss, SoftmaxAnswers], ...] = (("mse", "checked"), ("ce", "checked"), ("ce", "blinded"))
+"""Losses, and for cross entropy how the softmax is exchanged; MSE has no exchange."""
+
+
+def shown_softmax(settings: PerturbationSettings) -> str:
+    """For a row of a table."""
+    return settings.softmax if settings.loss == "ce" else ""
 
 
 @dataclass(frozen=True)

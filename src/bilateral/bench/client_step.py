@@ -9,21 +9,20 @@ from typing import Any
 import torch
 
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.bench.bed import CLASSES, Batch, make_batch, make_bed, make_model
+from bilateral.bench.bed import CLASSES, EXCHANGES, Batch, make_batch, make_bed, make_model, shown_softmax
 from bilateral.bench.clock import alternate, ratio_row
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.local_model import prefers_channels_last
 from bilateral.protocols.perturb.scheme import term_names
-from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings
+from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, SoftmaxAnswers
 
 BATCH_SIZE = 32
-LOSSES: tuple[Loss, ...] = ("mse", "ce")
 NOISES: tuple[Noise, ...] = ("activation", "offset")
 NETWORKS: list[tuple[str, dict[str, Any]]] = [("resnet-20", {"batch_norm": False}), ("resnet-20", {"batch_norm": True})]
 
 
 def measure_client_step(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
-    """ResNet-20, batch 32, one partition: both losses and noises, against FedAvg's client on the same batch.
+    """ResNet-20, batch 32, one partition: both losses, exchanges and noises, against FedAvg's client on the same batch.
 
     Both sides in torch's default memory format, as anybody would run a plain step, and in channels-last, which our
     client chooses where that is safe and accurate.
@@ -42,8 +41,8 @@ def _network_rows(name: str, options: dict[str, Any], repeats: int) -> list[dict
     batch = make_batch(BATCH_SIZE, torch.float32)
     graph = ScaleGraph.of(model, batch.inputs)
     rows = []
-    for loss in LOSSES:
-        actions, settings_of = _actions(model, graph, batch, loss)
+    for loss, softmax in EXCHANGES:
+        actions, settings_of = _actions(model, graph, batch, loss, softmax)
         seconds = alternate(actions, repeats)
         for (noise, memory_format), settings in settings_of.items():
             for plain in ("default", "channels_last"):
@@ -54,6 +53,7 @@ def _network_rows(name: str, options: dict[str, Any], repeats: int) -> list[dict
                         "model": name,
                         "batch_norm": bool(options.get("batch_norm", False)),
                         "loss": loss,
+                        "softmax": shown_softmax(settings),
                         "noise": noise,
                         "partitions": settings.num_partitions,
                         "batch_size": BATCH_SIZE,
@@ -69,7 +69,7 @@ def _network_rows(name: str, options: dict[str, Any], repeats: int) -> list[dict
 
 
 def _actions(
-    model: torch.nn.Module, graph: ScaleGraph, batch: Batch, loss: Loss
+    model: torch.nn.Module, graph: ScaleGraph, batch: Batch, loss: Loss, softmax: SoftmaxAnswers
 ) -> tuple[dict[str, Callable[[], object]], dict[tuple[Noise, str], PerturbationSettings]]:
     """Plain steps and steps under each noise, in both memory formats, with messages made beforehand."""
     targets = batch.targets(loss, CLASSES)
@@ -81,7 +81,7 @@ def _actions(
         plain = FedAvgClient("plain", model, graph, loss, channels_last=channels_last)
         actions[f"plain {memory_format}"] = partial(plain.train, plain_model, batch.inputs, targets, BATCH_SIZE)
         for noise in NOISES:
-            settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=1)
+            settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=1, softmax=softmax)
             bed = make_bed(model, graph, settings, batch, channels_last=channels_last)
             actions[f"{noise} {memory_format}"] = partial(bed.client_step, bed.server.start_round(0), batch)
             settings_of[noise, memory_format] = settings

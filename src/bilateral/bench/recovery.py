@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bilateral.bench.bed import CLASSES, Batch, make_batch, make_bed, make_model
+from bilateral.bench.bed import CLASSES, EXCHANGES, Batch, make_batch, make_bed, make_model, shown_softmax
 from bilateral.bench.gates import ImposeGates, RecordGates
 from bilateral.bench.oracle import effective_eps, oracle_gradient, plain_gradient
 from bilateral.learning.training import relative_difference
@@ -30,13 +30,12 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("densenet", {"batch_norm": True}),
     ("densenet", {"batch_norm": False}),
 ]
-LOSSES: tuple[Loss, ...] = ("mse", "ce")
 NOISES: tuple[Noise, ...] = ("activation", "offset")
 PARTITIONS = (1, 2, CLASSES)
 
 
 def measure_recovery(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
-    """All networks x losses x noises x partitions x dtypes; `quick` leaves out the deep ones and partitions = 2."""
+    """All networks x exchanges x noises x partitions x dtypes; `quick` leaves out the deep ones and partitions = 2."""
     networks = [n for n in NETWORKS if not (quick and n[0] == "resnet-56")]
     partitions = [m for m in PARTITIONS if not (quick and m == 2)]
     rows: list[dict[str, Any]] = []
@@ -57,11 +56,11 @@ def _network_rows(
     batch = make_batch(BATCH_SIZE, dtype)
     graph = ScaleGraph.of(model, batch.inputs)
     rows = []
-    for loss in LOSSES:
+    for loss, softmax in EXCHANGES:
         plain, plain_gated = _plain_errors(model, graph, loss, batch)
         for noise in NOISES:
             for m in partitions:
-                settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=m)
+                settings = PerturbationSettings(loss=loss, noise=noise, num_partitions=m, softmax=softmax)
                 rows.append(
                     {
                         "model": name,
@@ -88,6 +87,7 @@ def _row(
         "batch_norm": bool(options.get("batch_norm", False)),
         "shortcut": options.get("shortcut", ""),
         "loss": settings.loss,
+        "softmax": shown_softmax(settings),
         "noise": settings.noise,
         "partitions": settings.num_partitions,
         "dtype": dtype,

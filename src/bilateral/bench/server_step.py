@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bilateral.bench.bed import make_batch, make_bed, make_model
+from bilateral.bench.bed import make_batch, make_bed, make_model, shown_softmax
 from bilateral.bench.clock import alternate
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import aggregate
@@ -68,6 +68,7 @@ def _row(loss: Loss, noise: Noise, partitions: int, repeats: int) -> dict[str, A
     return {
         "model": "resnet-20",
         "loss": loss,
+        "softmax": shown_softmax(settings),
         "noise": noise,
         "partitions": partitions,
         "batch_size": BATCH_SIZE,

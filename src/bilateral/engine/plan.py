@@ -114,7 +114,7 @@ class PerturbationPlan(_Section):
     permute: bool = True
     scale_range: tuple[float, float] = (0.25, 4.0)
     noise_ratio: float = Field(default=1.0, gt=0)
-    softmax: SoftmaxAnswers = "blinded"
+    softmax: SoftmaxAnswers = "checked"
 
     def settings(self, loss: Loss) -> PerturbationSettings:
         return PerturbationSettings(

@@ -22,7 +22,8 @@ class Round:
     """Round 0 of a plan with bare uploads. `honest`: the server draws its blinders."""
 
     def __init__(self, settings, *, honest=False):
-        self.plan = RunPlan().with_settings({"aggregation.masks": "none", "training.batch_size": 8, **settings})
+        published = {"aggregation.masks": "none", "perturbation.softmax": "blinded", "training.batch_size": 8}
+        self.plan = RunPlan().with_settings({**published, **settings})
         federation = Context(self.plan, EFFORTS["smoke"]).federation()
         blueprint = make_blueprint(self.plan, federation)
         training = blueprint.server()

@@ -18,8 +18,9 @@ torch.set_num_threads(1)
 
 
 def recording(**settings):
-    base = {"model.name": "mlp-3", "model.options": {"width": 16}, "aggregation.masks": "none", "training.rounds": 2}
-    plan = RunPlan().with_settings({**base, **settings})
+    model = {"model.name": "mlp-3", "model.options": {"width": 16}, "training.rounds": 2}
+    published = {"aggregation.masks": "none", "perturbation.softmax": "blinded"}
+    plan = RunPlan().with_settings({**model, **published, **settings})
     return Context(plan, EFFORTS["smoke"]).record(plan)
 
 

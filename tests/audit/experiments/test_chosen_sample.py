@@ -1,11 +1,10 @@
-"""Ledger line 16 as an experiment: broken with blinded answers, not there with checked ones."""
+"""Ledger line 16 as an experiment: broken with blinded answers, and refused by clients that check."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bilateral.audit.attacks.chosen_blinders import answer_about
 from bilateral.audit.attacks.split_view import honest_sum
 from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.audit.experiments import chosen_sample
@@ -13,11 +12,14 @@ from bilateral.audit.experiments.chosen_sample import EXPERIMENT
 from bilateral.audit.experiments.staged_rounds import Cast
 from bilateral.audit.verdict import judge
 from bilateral.engine.plan import RunPlan
-from bilateral.errors import ProtocolError
-from bilateral.protocols.perturb.messages import SoftmaxQuery
 
 torch.set_num_threads(1)
-MLP = {"model.name": "mlp-3", "model.options": {"width": 32}, "training.batch_size": 16}
+MLP = {
+    "perturbation.softmax": "blinded",
+    "model.name": "mlp-3",
+    "model.options": {"width": 32},
+    "training.batch_size": 16,
+}
 
 
 def context_of(**settings):
@@ -47,25 +49,33 @@ def test_where_the_server_draws_its_blinders_nothing_is_found(monkeypatch):
     assert judge(samples).verdict != "broken"
 
 
-def test_checked_answers_mse_and_bare_uploads_have_no_such_line():
-    assert "checked" in reason(context_of(**{"perturbation.softmax": "checked"}))
-    assert reason(context_of(**{"training.loss": "mse"}))
+def test_mse_and_bare_uploads_have_no_such_line():
+    assert "no cross-entropy exchange" in reason(context_of(**{"training.loss": "mse"}))
     assert "lines 3 and 6" in reason(context_of(**{"aggregation.masks": "none"}))
 
 
-def test_with_checked_answers_clients_refuse_the_attack():
-    """The same server, against clients that check: nobody uploads anything."""
-    context = context_of(**{"perturbation.softmax": "checked"})
-    cast = Cast(context, context.plan)
-    stage = cast.stage(0)
+CHECKED = {"perturbation.softmax": "checked"}
 
-    def respond(sender, message):
-        if not isinstance(message, SoftmaxQuery):
-            return ()
-        return (
-            answer_about(message, stage.half.secrets, cast.around.perturbation, 0 if sender == "client-2" else None),
-        )
 
-    with pytest.raises(ProtocolError, match="is blinded"):
-        honest_sum(type(stage)(**{**vars(stage), "respond": respond}))
-    assert honest_sum(cast.stage(0)).total_weight > 0
+@pytest.mark.parametrize("noise", ["activation", "offset"])
+def test_clients_that_check_refuse_the_attack_and_upload_nothing(noise):
+    context = context_of(**CHECKED, **{"perturbation.noise": noise})
+    assert not reason(context)
+    (row,) = EXPERIMENT.run(context)
+    assert judge(row).verdict == "holds"
+    assert row.positive.scores[0].mean == 1.0  # the same server gets every sample from clients that do not check
+    assert "in 12 of 12 rounds" in row.remark
+
+
+def test_a_check_that_lets_the_answers_pass_would_be_seen(monkeypatch):
+    """Sabotage: clients run the published exchange, whatever the plan says."""
+    blinded = context_of()
+    monkeypatch.setattr(chosen_sample, "_checks", lambda _plan: True)
+    (row,) = EXPERIMENT.run(blinded)
+    assert judge(row).verdict == "broken"
+    assert "in 0 of 12 rounds" in row.remark
+
+
+def test_an_honest_server_gets_its_sum_from_clients_that_check():
+    context = context_of(**CHECKED)
+    assert honest_sum(Cast(context, context.plan).stage(0)).total_weight > 0

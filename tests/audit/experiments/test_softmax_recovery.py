@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
 
 from bilateral.audit.experiment import EFFORTS, Context
@@ -27,8 +28,9 @@ def _audited(settings):
     return EXPERIMENT.run(context)
 
 
-def test_client_server_and_eavesdropper_read_the_softmax_to_1e_6():
-    rows = [one for one in audited() if one.tests in (2, 8)]
+@pytest.mark.parametrize("softmax", ["checked", "blinded"])
+def test_client_server_and_eavesdropper_read_the_softmax_to_1e_6(softmax):
+    rows = [one for one in audited(**{"perturbation.softmax": softmax}) if one.tests in (2, 8)]
     adaptive = [one for one in rows if one.adaptive]
     assert {(one.tests, one.adversary) for one in adaptive} == {
         (2, "curious client"),
@@ -38,6 +40,12 @@ def test_client_server_and_eavesdropper_read_the_softmax_to_1e_6():
     for one in adaptive:
         assert one.target.of(SOFTMAX_ERROR).mean < 1e-6
         assert judge(one).verdict == "broken"
+
+
+def test_blinded_answers_mislead_who_takes_them_as_they_come_and_checked_ones_are_the_softmax():
+    for softmax, verdict in (("checked", "broken"), ("blinded", "holds")):
+        (naive,) = [e for e in audited(**{"perturbation.softmax": softmax}) if e.tests == 2 and not e.adaptive]
+        assert judge(naive).verdict == verdict
 
 
 def test_the_server_reads_the_activation_sum_and_offset_noise_does_not_send_it():

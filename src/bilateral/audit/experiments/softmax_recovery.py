@@ -69,10 +69,11 @@ def _by_client(recording: Recording, rounds: Sequence[_Round]) -> list[Evidence]
     views = {name: client_view(recording, name) for name in recording.shares}
     view = views[rounds[0].client]
     seen = "its query, the reply, the partition"
+    told = view.facts.perturbation.softmax == "checked"
     return [
-        _row(2, view, "the blinded softmax as it comes", seen, rounds, adaptive=False,
-             read=lambda r: attacks.naive_softmax_of_reply(views[r.client], r.index, r.client)),
-        _row(2, view, "a linear system for the group blinders", seen, rounds,
+        _row(2, view, "the softmax as it comes" if told else "the blinded softmax as it comes", seen, rounds,
+             adaptive=False, read=lambda r: attacks.naive_softmax_of_reply(views[r.client], r.index, r.client)),
+        _row(2, view, "the softmax that it checks" if told else "a linear system for the group blinders", seen, rounds,
              read=lambda r: attacks.softmax_of_reply(views[r.client], r.index, r.client)[r.client]),
     ]  # fmt: skip
 
@@ -97,7 +98,7 @@ def _by_eavesdropper(recording: Recording, rounds: Sequence[_Round]) -> Evidence
         return attacks.softmax_of_reply(view, r.index, *asked)[r.client]
 
     seen = "all queries and replies, where there is no TLS"
-    return _row(2, view, "differences of rows, then the linear system", seen, rounds, read=read)
+    return _row(2, view, "differences of the query's rows, then the reply", seen, rounds, read=read)
 
 
 def _row(
