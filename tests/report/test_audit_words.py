@@ -68,6 +68,12 @@ def test_it_is_said_who_denies_a_leak():
     assert heading(function) == "line 1: the function the model computes"
 
 
+def test_what_the_plan_does_not_mention_is_not_said_to_leak():
+    tried = replace(HOLDS, tests=16, adversary="dishonest server")
+    (unstated,) = [verdict for verdict in judge_claims(GUARANTEE, [tried]) if verdict.tests == 16]
+    assert about_whom(unstated) == "tried by dishonest server; this plan neither claims nor admits it"
+
+
 @pytest.mark.parametrize(
     ("value", "metric", "said"),
     [

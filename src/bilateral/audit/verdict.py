@@ -27,6 +27,8 @@ from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 
 OWN = "this plan"
 """`ClaimVerdict.claimed_by` of the plan's own claims."""
+UNSTATED = "nobody: this plan does not mention it"
+"""And of what was tried all the same."""
 Word = Literal["holds", "broken", "not tested", "proves nothing"]
 LEVEL = 0.002
 """Of one attack, all its metrics together. An audit of the default plan has some seventy attacks: were they all at
@@ -95,9 +97,7 @@ def _unstated(findings: Sequence[Finding]) -> list[ClaimVerdict]:
         whom = ", ".join(dict.fromkeys(found.evidence.adversary for found in about))
         what = LEDGER[tests].leak if isinstance(tests, int) else tests
         verdict, reason = combine(about)
-        verdicts.append(
-            ClaimVerdict(tests, what, whom, "nobody: this plan does not mention it", verdict, reason, about)
-        )
+        verdicts.append(ClaimVerdict(tests, what, whom, UNSTATED, verdict, reason, about))
     return verdicts
 
 

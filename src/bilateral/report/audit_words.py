@@ -16,7 +16,7 @@ from bilateral.audit.evidence import Condition, Evidence
 from bilateral.audit.experiments.private_judge import CONFIDENCE
 from bilateral.audit.ledger import LEDGER
 from bilateral.audit.scores import AGREEMENT, AUC, BALANCED_ACCURACY, SSIM, TPR_AT_1, Metric, Scores
-from bilateral.audit.verdict import BESIDE, OWN, ClaimVerdict, Finding, Word, combine
+from bilateral.audit.verdict import BESIDE, OWN, UNSTATED, ClaimVerdict, Finding, Word, combine
 
 NOTHING_FOUND = "nothing found by these attacks"
 CAVEAT = (
@@ -115,6 +115,8 @@ def about_whom(verdict: ClaimVerdict) -> str:
     """From whom it stays hidden, or to whom it leaks; and who says that it does not."""
     if verdict.claimed_by == OWN:
         return f"hidden from {verdict.whom}; claimed by this plan"
+    if verdict.claimed_by == UNSTATED:
+        return f"tried by {verdict.whom}; this plan neither claims nor admits it"
     paper = LEDGER[verdict.tests].paper if isinstance(verdict.tests, int) else ""
     denied = f"{paper} {says(paper)} that it does not" if paper else "nobody says that it does not"
     return f"leaks to {verdict.whom}; {denied}"
