@@ -1,7 +1,8 @@
 """How alike two samples are: PSNR and SSIM of images on the scale 0 to 1, relative error of anything else.
 
 Datasets come standardised. `ValueRange` is the range that values of each channel (or feature) take in public samples;
-images are put back on 0 to 1 by it, and attackers keep their guesses inside.
+images are put back on 0 to 1 by it, and attackers keep their guesses inside. Test MSE is that of standardised pixels,
+as in P2; feature MSE that of what the true network's head sees, standardised too: 2 means unrelated.
 """
 
 from __future__ import annotations
@@ -11,16 +12,27 @@ from dataclasses import dataclass
 
 import torch
 from skimage.metrics import structural_similarity
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilateral.audit.evidence import Condition
-from bilateral.audit.scores import INPUT_ERROR, PSNR, RECONSTRUCTED, SSIM, Metric, Scores
+from bilateral.audit.scores import (
+    FEATURE_MSE,
+    INPUT_ERROR,
+    PSNR,
+    RECONSTRUCTED,
+    SSIM,
+    TEST_MSE,
+    Metric,
+    Scores,
+)
 
 SUCCESS_DB = 20.0
 """From here on a reconstruction shows what the image is of."""
 LARGEST_PSNR = 100.0
 """Of equal images; it must be finite to be averaged."""
 LARGEST_WINDOW = 7
+_DEAD = 1e-3
+"""A feature whose spread is no more than this share of all features' is left out: its unit would be arbitrary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,24 +87,54 @@ def is_image(sample: Tensor) -> bool:
     return sample.dim() == 3
 
 
-def metrics_for(sample: Tensor) -> tuple[Metric, ...]:
-    """What samples of this kind are scored by; the first is the one that tables show."""
-    return (PSNR, SSIM, RECONSTRUCTED) if is_image(sample) else (INPUT_ERROR,)
+@dataclass(frozen=True, eq=False)
+class Ruler:
+    """Scores guesses. `features`: of samples (batch x features), standardised over public ones."""
+
+    bounds: ValueRange
+    features: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of(cls, bounds: ValueRange, network: nn.Module, head: str, public: Tensor) -> Ruler:
+        """`network`: the true one; its features are the inputs of `head`."""
+        network = network.eval()
+        found = head_inputs(network, head, public)
+        middle, spread = found.mean(0), found.std(0)
+        spread[spread <= _DEAD * float(found.std())] = torch.inf
+        return cls(bounds, lambda samples: (head_inputs(network, head, samples) - middle) / spread)
+
+    def score(self, guess: Tensor, truth: Tensor) -> dict[Metric, float]:
+        """One guess in every metric of its kind; the first is the one that tables show."""
+        if not is_image(truth):
+            return {INPUT_ERROR: relative_error(guess, truth)}
+        inside = self.bounds.clamp(guess)
+        shown, real = self.bounds.to_unit(inside), self.bounds.to_unit(truth)
+        value = psnr(shown, real)
+        ours, true = self.features(torch.stack([inside, truth]))
+        return {
+            PSNR: value,
+            SSIM: ssim(shown, real),
+            RECONSTRUCTED: float(value > SUCCESS_DB),
+            TEST_MSE: float((inside.double() - truth.double()).square().mean()),
+            FEATURE_MSE: float((ours - true).square().mean()),
+        }
+
+    def score_best(self, candidates: Tensor, truth: Tensor) -> dict[Metric, float]:
+        """The candidate nearest to the truth: what somebody who looks through them all would find."""
+        distances = (candidates.double() - truth.double()).flatten(1).norm(dim=1)
+        return self.score(candidates[int(distances.argmin())], truth)
 
 
-def score_sample(guess: Tensor, truth: Tensor, bounds: ValueRange) -> dict[Metric, float]:
-    """One guess in every metric of its kind."""
-    if not is_image(truth):
-        return {INPUT_ERROR: relative_error(guess, truth)}
-    shown, real = bounds.to_unit(guess), bounds.to_unit(truth)
-    value = psnr(shown, real)
-    return {PSNR: value, SSIM: ssim(shown, real), RECONSTRUCTED: float(value > SUCCESS_DB)}
-
-
-def score_best(candidates: Tensor, truth: Tensor, bounds: ValueRange) -> dict[Metric, float]:
-    """The candidate nearest to the truth: what somebody who looks through them all would find."""
-    distances = (candidates.double() - truth.double()).flatten(1).norm(dim=1)
-    return score_sample(candidates[int(distances.argmin())], truth, bounds)
+def head_inputs(network: nn.Module, head: str, samples: Tensor) -> Tensor:
+    """What the last layer sees, in double precision."""
+    captured: list[Tensor] = []
+    hook = network.get_submodule(head).register_forward_pre_hook(lambda _, args: captured.append(args[0]))
+    try:
+        with torch.no_grad():
+            network(samples.to(next(network.parameters()).dtype))
+    finally:
+        hook.remove()
+    return captured[0].double()
 
 
 def condition(what: str, found: Sequence[dict[Metric, float]]) -> Condition:

@@ -32,7 +32,7 @@ from bilateral.audit.experiments.gradient_inversion import MOST_PARAMETERS
 from bilateral.audit.experiments.inversion_methods import ANALYTIC, Observed, best_method, gates_for
 from bilateral.audit.experiments.one_sample_rounds import MIN_TRIALS, kit_from
 from bilateral.audit.experiments.staged_rounds import Cast
-from bilateral.audit.image_metrics import condition, is_image, score_sample
+from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.scores import Metric, Scores
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
@@ -210,8 +210,9 @@ def _samples(context: Context, cast: Cast, trials: Sequence[_Trial]) -> list[Evi
         rows = torch.stack([gradient.float() for gradient in gradients])
         observed = Observed(model, parameters.expand(len(rows), -1), rows)
         found[what] = [candidates[0] for candidates in method.invert(observed, telling)]
+    ruler = Ruler.of(kit.bounds, copy.deepcopy(around.model), around.graph.head, kit.public.inputs)
     positive, target, negative = (
-        condition(what, [score_sample(g, t.sample, kit.bounds) for g, t in zip(guesses, trials, strict=True)])
+        condition(what, [ruler.score(guess, trial.sample) for guess, trial in zip(guesses, trials, strict=True)])
         for what, guesses in found.items()
     )
     pictures: tuple[Picture, ...] = ()

@@ -32,8 +32,9 @@ from bilateral.audit.experiments.one_sample_rounds import (
     kit_of,
     observe,
     random_gradients,
+    ruler_of,
 )
-from bilateral.audit.image_metrics import condition, is_image, score_best, score_sample
+from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.threat import AdversaryName, View, eavesdropper_view, server_view
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
@@ -86,6 +87,11 @@ class Inversion:
     @property
     def _sample(self) -> Tensor:
         return self.target.trials[0].sample
+
+    @cached_property
+    def _ruler(self) -> Ruler:
+        """One for all conditions."""
+        return ruler_of(self.target.recording, self._kit(self.target))
 
     @cached_property
     def _is_bare(self) -> bool:
@@ -194,9 +200,9 @@ class Inversion:
         rounds = self.target.round_indices
         following = dict(zip(rounds, rounds[1:] + rounds[:1], strict=True))
         candidates = self._candidates_of_sums(server_view(self.target.recording))
-        bounds = self._kit(self.target).bounds
-        own = [score_best(candidates[t.round_index], t.sample, bounds) for t in self.target.trials]
-        foreign = [score_best(candidates[following[t.round_index]], t.sample, bounds) for t in self.target.trials]
+        ruler = self._ruler
+        own = [ruler.score_best(candidates[t.round_index], t.sample) for t in self.target.trials]
+        foreign = [ruler.score_best(candidates[following[t.round_index]], t.sample) for t in self.target.trials]
         return self._row(
             12,
             "curious server",
@@ -246,8 +252,8 @@ class Inversion:
         return kit_of(self.context, rounds.recording, self.method.name)
 
     def _scored(self, what: str, trials: Sequence[Trial], guesses: Sequence[Tensor]) -> Condition:
-        bounds = self._kit(self.target).bounds
-        return condition(what, [score_sample(g, t.sample, bounds) for g, t in zip(guesses, trials, strict=True)])
+        pairs = zip(guesses, trials, strict=True)
+        return condition(what, [self._ruler.score(guess, trial.sample) for guess, trial in pairs])
 
     @property
     def _plan_words(self) -> str:

@@ -16,8 +16,9 @@ from torch import Tensor
 from bilateral.audit.attacks.gradient_matching import GradientModel
 from bilateral.audit.experiment import Context
 from bilateral.audit.experiments.inversion_methods import NUM_PUBLIC, Kit, Observed
-from bilateral.audit.image_metrics import ValueRange
+from bilateral.audit.image_metrics import Ruler, ValueRange
 from bilateral.audit.recording import Recording
+from bilateral.audit.threat import facts_of
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError
@@ -26,7 +27,7 @@ LEARNING_RATE = 1e-4
 MIN_ROUNDS = 2
 """Sums of one round are the controls of another's."""
 MIN_TRIALS = 12
-"""Three metrics in a paired test need 11."""
+"""Five metrics in a paired test need 12."""
 POISSON_FACTOR = 3
 """A Poisson batch of one expected sample has exactly one in 37 % of rounds."""
 
@@ -150,6 +151,12 @@ def kit_from(context: Context, test: Split, *labels: str) -> Kit:
     """An attacker with these public samples."""
     public = Split(test.inputs[:NUM_PUBLIC].float(), test.targets[:NUM_PUBLIC])
     return Kit(public, ValueRange.of(test.inputs.float()), context.effort, context.randomness("inversion", *labels))
+
+
+def ruler_of(recording: Recording, kit: Kit) -> Ruler:
+    """Features are those of the run's true network in its first round."""
+    network = facts_of(recording).network(recording.server_rounds[0].parameters.float())
+    return Ruler.of(kit.bounds, network, recording.graph.head, kit.public.inputs)
 
 
 def observe(

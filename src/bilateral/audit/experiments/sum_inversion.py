@@ -23,8 +23,9 @@ from bilateral.audit.experiments.one_sample_rounds import (
     observe,
     one_sample_plan,
     record_rounds,
+    ruler_of,
 )
-from bilateral.audit.image_metrics import condition, is_image, score_best, score_sample
+from bilateral.audit.image_metrics import condition, is_image
 from bilateral.audit.recording import Recording
 from bilateral.audit.threat import facts_of, server_view
 from bilateral.audit.victims import CONVNET
@@ -58,8 +59,9 @@ def _run(context: Context) -> list[Evidence]:
     candidates = _candidates(recording, truths, method, kit)
     rounds = tuple(truths)
     following = dict(zip(rounds, rounds[1:] + rounds[:1], strict=True))
-    own = [score_best(candidates[r], sample, kit.bounds) for r in rounds for sample in truths[r]]
-    foreign = [score_best(candidates[following[r]], sample, kit.bounds) for r in rounds for sample in truths[r]]
+    ruler = ruler_of(recording, kit)
+    own = [ruler.score_best(candidates[r], sample) for r in rounds for sample in truths[r]]
+    foreign = [ruler.score_best(candidates[following[r]], sample) for r in rounds for sample in truths[r]]
     count = len(truths[rounds[0]])
     found = Evidence(
         12,
@@ -120,8 +122,8 @@ def _one_sample_control(context: Context, plan: RunPlan, method: Method) -> Cond
         lambda index, client: own_gradient(view, index, client),
     )
     guesses = [found[0] for found in method.invert(observed, kit)]
-    pairs = zip(guesses, rounds.trials, strict=True)
-    return condition("FedAvg, one sample a gradient", [score_sample(g, t.sample, kit.bounds) for g, t in pairs])
+    ruler, pairs = ruler_of(rounds.recording, kit), zip(guesses, rounds.trials, strict=True)
+    return condition("FedAvg, one sample a gradient", [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
 def _pictures(

@@ -20,8 +20,9 @@ from bilateral.audit.experiments.one_sample_rounds import (
     one_sample_plan,
     random_gradients,
     record_rounds,
+    ruler_of,
 )
-from bilateral.audit.image_metrics import condition, score_sample
+from bilateral.audit.image_metrics import condition
 from bilateral.audit.threat import View, eavesdropper_view, facts_of
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
@@ -104,8 +105,8 @@ def _term(rounds: Rounds, number: int) -> Observed:
 
 def _scored(what: str, observed: Observed, rounds: Rounds, kit: Kit) -> Condition:
     guesses = [candidates[0] for candidates in ANALYTIC.invert(observed, kit)]
-    pairs = zip(guesses, rounds.trials, strict=True)
-    return condition(what, [score_sample(guess, trial.sample, kit.bounds) for guess, trial in pairs])
+    ruler, pairs = ruler_of(rounds.recording, kit), zip(guesses, rounds.trials, strict=True)
+    return condition(what, [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
 EXPERIMENT = Experiment("upload-terms", "Uploads term by term", _applies, _run, 5.0)
