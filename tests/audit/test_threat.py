@@ -19,7 +19,15 @@ from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery
 from bilateral.randomness import SeededRandomness
 
 SEED = 918273645
-PLAN = RunPlan().with_settings({"seed": SEED, "federation.clients": 3, "training.rounds": 2, "training.batch_size": 4})
+PLAN = RunPlan().with_settings(
+    {
+        "seed": SEED,
+        "federation.clients": 3,
+        "training.rounds": 2,
+        "training.batch_size": 4,
+        "perturbation.softmax": "blinded",
+    }
+)
 ANNA, BERT, CLEO = "client-1", "client-2", "client-3"
 
 

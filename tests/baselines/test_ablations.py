@@ -29,12 +29,12 @@ SHAPE, CLIENTS = (8,), 4
 class Bench:
     """A model, its server and clients with batches of unequal size."""
 
-    def __init__(self, loss="mse", frozen=None):
+    def __init__(self, loss="mse", frozen=None, softmax="local"):
         self.model = build_model("mlp-5", input_shape=SHAPE, num_outputs=3, width=20).double()
         if frozen:
             self.model.get_parameter(frozen).requires_grad_(False)
         self.graph = ScaleGraph.of(self.model, torch.zeros(1, *SHAPE))
-        self.settings = PerturbationSettings(loss)
+        self.settings = PerturbationSettings(loss, softmax=softmax)
         self.server = PerturbServer(self.model, self.graph, self.settings, SHAPE, SeededRandomness(1))
         self.clients = [PerturbClient(f"client-{k}", self.model, self.graph, self.settings) for k in range(CLIENTS)]
         generator = torch.Generator().manual_seed(0)
@@ -49,7 +49,7 @@ class Bench:
         for client, (inputs, targets) in zip(clients, self.batches, strict=True):
             sent = client.train(message, inputs, targets, weight)
             uploads[client.name] = (
-                client.receive(server.answer(client.name, sent)) if self.settings.loss == "ce" else sent
+                client.receive(server.answer(client.name, sent)) if self.settings.has_exchange else sent
             )
         return uploads
 
@@ -64,9 +64,9 @@ class Bench:
         return [MpDpNaiveClient(c, self.model, self.graph, sigma, SeededRandomness(3, c.name)) for c in self.clients]
 
 
-@pytest.mark.parametrize("loss", ["mse", "ce"])
-def test_without_noise_both_ablations_recover_the_equally_weighted_mean(loss):
-    bench = Bench(loss)
+@pytest.mark.parametrize(("loss", "softmax"), [("mse", "local"), ("ce", "local"), ("ce", "blinded")])
+def test_without_noise_both_ablations_recover_the_equally_weighted_mean(loss, softmax):
+    bench = Bench(loss, softmax=softmax)
     server = bench.central(0.0)
     for clients in (bench.clients, bench.naive(0.0)):
         got = server.recover(aggregate(bench.uploads(clients, server), 0)).gradient

@@ -6,7 +6,7 @@ import pytest
 
 QUICK = (
     "--data", "breast-cancer", "--model", "mlp-3", "--clients", 3, "--rounds", 3, "--effort", "smoke",
-    "--only", "softmax-recovery", "--workers", 1,
+    "--only", "softmax-recovery", "--workers", 1, "--set", "perturbation.softmax=blinded",
 )  # fmt: skip
 KEYS = {
     "claim", "adversary", "attack", "adaptive", "metric", "value", "interval", "positive_control", "negative_control",

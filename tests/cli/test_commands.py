@@ -158,7 +158,7 @@ def test_privacy_of_a_plan_can_be_given_another_budget(bilateral):
 def test_an_unsound_mix_is_one_message_with_a_remedy(bilateral):
     outcome = bilateral("privacy", "--epsilon", 3)
     assert outcome.code == 2
-    assert "Refused, sound noise with the cross-entropy exchange" in outcome.err
+    assert "Refused, sound noise with cross entropy under perturbation" in outcome.err
     assert "training.loss = 'mse'" in outcome.err
 
 

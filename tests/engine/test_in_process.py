@@ -28,10 +28,11 @@ def plan(**settings) -> RunPlan:
     return RunPlan().with_settings({**quick, **{k.replace("__", "."): v for k, v in settings.items()}})
 
 
-@pytest.mark.parametrize("loss", ["mse", "ce"])
+@pytest.mark.parametrize(("loss", "softmax"), [("mse", "local"), ("ce", "local"), ("ce", "blinded")])
 @pytest.mark.parametrize("noise", ["activation", "offset"])
-def test_a_protected_run_ends_where_fedavg_ends(loss, noise):
-    result = run(plan(training__loss=loss, perturbation__noise=noise), save=False)
+def test_a_protected_run_ends_where_fedavg_ends(loss, softmax, noise):
+    chosen = plan(training__loss=loss, perturbation__softmax=softmax, perturbation__noise=noise)
+    result = run(chosen, save=False)
     assert result.difference_to_fedavg < 2e-6
     assert result.metrics["test_accuracy"] == result.metrics_of_fedavg["test_accuracy"]
     assert result.finished
@@ -206,7 +207,7 @@ def test_weights_follow_the_clients_sample_counts():
 
 
 def test_a_party_sees_only_its_own_messages():
-    plain = plan(training__rounds=2, aggregation__masks="none")
+    plain = plan(training__rounds=2, aggregation__masks="none", perturbation__softmax="blinded")
     result = run(plain, save=False, reference=False, keep_messages=True)
     # two rounds of model, query, reply and upload
     assert [e.receiver for e in result.transcript.seen_by("client-1")] == ["client-1", "server"] * 4
@@ -287,11 +288,13 @@ def test_what_a_client_saw_is_far_from_the_true_model():
 
 
 def test_the_guarantee_admits_what_leaks():
-    bare = run(plan(training__rounds=1, aggregation__masks="none"), save=False).guarantee
-    assert {1, 2, 3, 7, 8} <= {leak.ledger_line for leak in bare.leaks}
-    masked = run(plan(training__rounds=1), save=False).guarantee
-    assert {1, 2, 7, 8, 11, 12} <= {leak.ledger_line for leak in masked.leaks}
-    assert 3 not in {leak.ledger_line for leak in masked.leaks}
+    def admitted(**settings):
+        return {leak.ledger_line for leak in run(plan(training__rounds=1, **settings), save=False).guarantee.leaks}
+
+    assert admitted() == {1, 2, 7, 9, 11, 12, 15}
+    assert admitted(aggregation__masks="none") == {1, 2, 3, 7, 9, 15}
+    assert admitted(perturbation__softmax="blinded") == {1, 2, 7, 8, 9, 10, 11, 12, 15, 16}
+    assert admitted(training__loss="mse") == {1, 7, 9, 11, 12, 15}
 
 
 def test_the_engine_never_touches_torchs_global_generator():

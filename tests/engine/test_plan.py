@@ -133,9 +133,9 @@ def test_sites_and_their_options_are_part_of_the_digest():
 
 
 def test_a_plan_without_sites_keeps_the_digest_that_its_old_checkpoints_carry():
-    blinded, checked = (RunPlan().with_settings({"perturbation.softmax": style}) for style in ("blinded", "checked"))
+    blinded, local = (RunPlan().with_settings({"perturbation.softmax": style}) for style in ("blinded", "local"))
     assert blinded.digest() == "cdbb1b0712b7924e"
-    assert checked.digest() != blinded.digest()
+    assert local.digest() != blinded.digest()
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 0}, {"patience": -1}, {"min_sites": 0}])

@@ -98,7 +98,7 @@ def test_a_malformed_question_is_an_incident_that_outlives_a_restart(tmp_path, m
         return sent
 
     monkeypatch.setattr(PerturbClient, "train", train)
-    chosen, rounds = plan(federation__clients=5), []
+    chosen, rounds = plan(federation__clients=5, perturbation__softmax="blinded"), []
     run(chosen, output=tmp_path / "run", on_round=rounds.append, should_stop=lambda: len(rounds) >= 4)
     result = run(chosen, output=tmp_path / "run", resume=True)
     assert [(incident.round_index, incident.client) for incident in result.incidents] == [(1, "client-2")]
@@ -142,7 +142,7 @@ def test_every_stack_resumes_to_the_same_model_bit_for_bit(tmp_path, settings):
         ({"federation__clients": 1, "aggregation__masks": "ring"}, "masks over a single client"),
         ({**SOUND, "aggregation__masks": "none"}, "sound noise without ring masks"),
         ({**SOUND, "aggregation__masks": "float"}, "sound noise without ring masks"),
-        ({**SOUND, "training__loss": "ce"}, "sound noise with the cross-entropy exchange"),
+        ({**SOUND, "training__loss": "ce"}, "sound noise with cross entropy under perturbation"),
         (
             {**SOUND, "data__name": "digits", "model__name": "convnet", "model__options": {"batch_norm": True}},
             "sound noise with batch statistics",

@@ -355,6 +355,7 @@ def test_a_question_that_makes_no_sense_costs_its_sender_the_round_and_nobody_el
         "data.name": "breast-cancer",
         "federation.clients": 5,
         "aggregation.masks": masks,
+        "perturbation.softmax": "blinded",
     }
     plan = RunPlan().with_settings(settings)
     federation = load_federation(plan)

@@ -12,6 +12,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.messages import aggregate
 from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.messages import SoftmaxQuery
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
@@ -20,18 +21,14 @@ torch.set_num_threads(1)
 SHAPE = (1, 8, 8)
 
 
-@pytest.fixture(params=["ce", "mse"])
-def loss(request):
-    return request.param
-
-
 class Pair:
     """A server and a client in the middle of round 5, with a BatchNorm model."""
 
-    def __init__(self, loss):
+    def __init__(self, loss, softmax="blinded"):
         model = build_model("convnet", input_shape=SHAPE, num_outputs=3, batch_norm=True)
         graph = ScaleGraph.of(model, torch.zeros(1, *SHAPE))
-        settings = PerturbationSettings(loss, num_partitions=2)
+        settings = PerturbationSettings(loss, num_partitions=2, softmax=softmax)
+        self.settings = settings
         self.server = PerturbServer(model, graph, settings, SHAPE, SeededRandomness(0))
         self.client = PerturbClient("anna", model, graph, settings, SeededRandomness(1))
         self.message = self.server.start_round(5)
@@ -48,12 +45,12 @@ class Pair:
 
     def upload(self):
         sent = self.train()
-        return sent if self.targets.is_floating_point() else self.client.receive(self.server.answer("anna", sent))
+        return self.client.receive(self.server.answer("anna", sent)) if isinstance(sent, SoftmaxQuery) else sent
 
 
-@pytest.fixture
-def pair(loss):
-    return Pair(loss)
+@pytest.fixture(params=[("mse", "local"), ("ce", "local"), ("ce", "blinded")], ids=["mse", "ce", "published ce"])
+def pair(request):
+    return Pair(*request.param)
 
 
 @pytest.fixture
@@ -73,6 +70,28 @@ def test_a_model_message_of_the_wrong_shape_is_refused(pair, name):
     broken = replace(pair.message, **{name: getattr(pair.message, name)[:-1]})
     with pytest.raises(ProtocolError, match=f"PerturbedModel from the server.*`{name}`"):
         pair.train(broken)
+
+
+def test_noise_that_is_not_told_as_the_plan_says_is_refused(pair):
+    told = pair.message.group_secrets
+    assert len(told) == (2 if pair.settings.tells_noise else 0)
+    for wrong in (torch.ones(len(told) + 1), torch.ones(len(told), 1), torch.ones(0 if len(told) else 2)):
+        with pytest.raises(ProtocolError, match=r"PerturbedModel from the server.*`group_secrets`"):
+            pair.train(replace(pair.message, group_secrets=wrong.double()))
+
+
+def test_told_noise_that_is_no_number_is_refused():
+    pair = Pair("ce", "local")
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(NumericalRangeError, match=r"the server.*`group_secrets` holds"):
+            pair.train(replace(pair.message, group_secrets=torch.tensor([1.0, value]).double()))
+
+
+def test_a_question_in_a_plan_without_an_exchange_is_refused_with_its_sender(ce):
+    other = Pair("ce", "local")
+    assert not isinstance(other.train(), SoftmaxQuery)
+    with pytest.raises(ProtocolError, match="anna sent a SoftmaxQuery"):
+        other.server.answer("anna", ce.train())
 
 
 @pytest.mark.parametrize("name", ["parameters", "output_directions"])

@@ -19,7 +19,9 @@ TYPES = (Upload, PlainModel, PerturbedModel, SoftmaxQuery, SoftmaxReply, KeyRequ
 EXAMPLES = (
     Upload(3, 17, torch.linspace(-1, 1, 6).reshape(2, 3), torch.zeros(0)),
     PlainModel(0, torch.arange(5.0, dtype=torch.float64)),
-    PerturbedModel(1, torch.ones(4), torch.ones(2, dtype=torch.float64), torch.tensor([0, 1])),
+    PerturbedModel(
+        1, torch.ones(4), torch.ones(2, dtype=torch.float64), torch.tensor([0, 1]), torch.ones(1, dtype=torch.float64)
+    ),
     SoftmaxQuery(2, torch.zeros(0, dtype=torch.float64), torch.rand(2, 3, 2, dtype=torch.float64)),
     SoftmaxReply(2, *(torch.rand(2, 3, dtype=torch.float64) for _ in range(3))),
     KeyRequest(b"\x00\xffrun"),

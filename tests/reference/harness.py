@@ -10,6 +10,7 @@ from torch import nn
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import aggregate
 from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.messages import SoftmaxQuery
 from bilateral.protocols.perturb.secrets import draw_scaling
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.randomness import SeededRandomness
@@ -92,7 +93,7 @@ def run_round(model, settings, batches, input_shape, seed=0, round_index=0, weig
         client = PerturbClient(f"client-{number}", model, graph, settings, SeededRandomness(seed, "client", number))
         weight = weights[number] if weights else len(inputs)
         sent = client.train(message, inputs, targets, weight)
-        if settings.loss == "ce":
+        if isinstance(sent, SoftmaxQuery):
             sent = client.receive(server.answer(client.name, sent))
         uploads[client.name] = sent
     return server.recover(aggregate(uploads, round_index)), server

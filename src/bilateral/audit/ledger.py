@@ -18,6 +18,7 @@ class LedgerLine:
 
 
 _NOBODY = ""
+_NO_EXCHANGE = 'perturbation.softmax = "local" (the default), or training.loss = "mse": there is no exchange then'
 _LINES = (
     LedgerLine(
         0,
@@ -40,7 +41,7 @@ _LINES = (
         "every true softmax, to the client whose sample it is",
         "P0, P3",
         "the cross-entropy exchange shows clients blinded values alone",
-        'training.loss = "mse", which needs no exchange',
+        'training.loss = "mse"',
     ),
     LedgerLine(
         3,
@@ -82,7 +83,7 @@ _LINES = (
         "the softmax of every training sample, to the server",
         "P0, P3",
         "the query of the cross-entropy exchange is blinded",
-        'training.loss = "mse"',
+        _NO_EXCHANGE,
     ),
     LedgerLine(
         9,
@@ -96,7 +97,7 @@ _LINES = (
         "the sum of every training sample's head inputs, to the server",
         _NOBODY,
         "the papers send it in the clear",
-        'perturbation.noise = "offset", or training.loss = "mse"',
+        _NO_EXCHANGE + '; in the exchange, perturbation.noise = "offset"',
     ),
     LedgerLine(
         11,
@@ -138,7 +139,7 @@ _LINES = (
         "one training sample's gradient a round, out of the sum, to a server that chooses its blinders",
         "P0, P3",
         "a server that sees sums alone learns nothing about one client's data (the papers' server draws its blinders)",
-        'perturbation.softmax = "checked" (the default), or training.loss = "mse", which needs no exchange',
+        _NO_EXCHANGE,
     ),
 )
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -15,12 +15,12 @@ from bilateral.protocols.messages import Message, RecoveredUpdate, Upload, aggre
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.messages import SoftmaxQuery
 from bilateral.protocols.perturb.server import PerturbServer
-from bilateral.protocols.perturb.settings import Loss, PerturbationSettings, SoftmaxAnswers
+from bilateral.protocols.perturb.settings import Loss, PerturbationSettings, Softmax
 from bilateral.randomness import SeededRandomness
 
 IMAGE = (3, 32, 32)
 CLASSES = 10
-EXCHANGES: tuple[tuple[Loss, SoftmaxAnswers], ...] = (("mse", "checked"), ("ce", "checked"), ("ce", "blinded"))
+EXCHANGES: tuple[tuple[Loss, Softmax], ...] = (("mse", "local"), ("ce", "local"), ("ce", "blinded"))
 """Losses, and for cross entropy how the softmax is exchanged; MSE has no exchange."""
 
 

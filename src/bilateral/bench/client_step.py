@@ -14,7 +14,7 @@ from bilateral.bench.clock import alternate, ratio_row
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.local_model import prefers_channels_last
 from bilateral.protocols.perturb.scheme import term_names
-from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, SoftmaxAnswers
+from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
 BATCH_SIZE = 32
 NOISES: tuple[Noise, ...] = ("activation", "offset")
@@ -69,7 +69,7 @@ def _network_rows(name: str, options: dict[str, Any], repeats: int) -> list[dict
 
 
 def _actions(
-    model: torch.nn.Module, graph: ScaleGraph, batch: Batch, loss: Loss, softmax: SoftmaxAnswers
+    model: torch.nn.Module, graph: ScaleGraph, batch: Batch, loss: Loss, softmax: Softmax
 ) -> tuple[dict[str, Callable[[], object]], dict[tuple[Noise, str], PerturbationSettings]]:
     """Plain steps and steps under each noise, in both memory formats, with messages made beforehand."""
     targets = batch.targets(loss, CLASSES)

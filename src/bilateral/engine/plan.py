@@ -18,7 +18,7 @@ from bilateral.engine.plan_text import as_toml, read_plan, validated, with_setti
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protocols.mask.settings import GraphKind, MaskSettings
-from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, SoftmaxAnswers
+from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
 DEFAULT_CLIENTS = 5
 ProtectionName = Literal["perturbation", "fedavg"]
@@ -114,7 +114,7 @@ class PerturbationPlan(_Section):
     permute: bool = True
     scale_range: tuple[float, float] = (0.25, 4.0)
     noise_ratio: float = Field(default=1.0, gt=0)
-    softmax: SoftmaxAnswers = "checked"
+    softmax: Softmax = "local"
 
     def settings(self, loss: Loss) -> PerturbationSettings:
         return PerturbationSettings(

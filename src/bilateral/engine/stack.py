@@ -107,8 +107,8 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
         masks = MaskClient(ring, settings, secrets.stream("masks", client), fixed_bounds=layer.fixed_bounds)
         return MaskUploader(masks, ring, parts.privatise, parts.set_norm, parts.pay)
 
-    # The question of cross entropy has a row a sample.
-    asks = around.plan.protection == "perturbation" and around.problem.loss == "ce"
+    # The question of the published cross entropy has a row a sample.
+    asks = around.plan.protection == "perturbation" and around.perturbation.has_exchange
     masked = mask_guarantee(settings, around.num_participants, shows_batch=asks)
     kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
     layer.guarantees.append(replace(masked, leaks=kept))

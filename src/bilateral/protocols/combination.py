@@ -70,9 +70,10 @@ UNSOUND: Final = (
         "Use two clients or more a round, and aggregation.masks = 'ring'.",
     ),
     Rule(
-        "sound noise with the cross-entropy exchange",
+        "sound noise with cross entropy under perturbation",
         lambda c: c.mechanism == "sound" and c.perturbed and c.loss == "ce",
-        "the exchange shows the server the softmax of every training sample (ledger line 8), so that no epsilon holds",
+        "the published exchange shows the server the softmax of every training sample (ledger line 8), so that no "
+        "epsilon holds, and without it clipping is written for the squared error alone",
         "Use training.loss = 'mse', or protection = 'fedavg'.",
     ),
     Rule(

@@ -27,7 +27,7 @@ SMALL = {
         {"training.loss": "mse"},
         {"training.loss": "mse", "perturbation.noise": "offset", "perturbation.partitions": 3},
         {"training.loss": "ce"},
-        {"training.loss": "ce", "perturbation.softmax": "checked"},
+        {"training.loss": "ce", "perturbation.softmax": "blinded"},
         {"protection": "fedavg"},
     ],
 )

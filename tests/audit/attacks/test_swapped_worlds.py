@@ -99,7 +99,7 @@ def with_leak(match, view):
             return entry
         place = message.senders.index(first)
         world = match.worlds.get(entry.round_index, 0)
-        told = bytes([255 * world] * 8) + message.sealed[place][8:]
+        told = bytes([255 * world] * 16) + message.sealed[place][16:]
         sealed = (*message.sealed[:place], told, *message.sealed[place + 1 :])
         return replace(entry, message=replace(message, sealed=sealed))
 

@@ -28,9 +28,13 @@ def _audited(settings):
     return {one.attack: one for one in EXPERIMENT.run(context)}
 
 
-def test_a_client_owns_the_function_of_a_perturbed_model():
-    rows = audited()
-    exact = rows["group secrets from the softmax exchange"]
+@pytest.mark.parametrize(
+    ("softmax", "name"),
+    [("local", "noise that comes with the model"), ("blinded", "group secrets from the softmax exchange")],
+)
+def test_a_client_owns_the_function_of_a_perturbed_model(softmax, name):
+    rows = audited(**{"perturbation.softmax": softmax})
+    exact = rows[name]
     fitted = rows["group secrets fitted to 100 labelled samples of its own"]
     assert exact.target.of(AGREEMENT).mean > 0.999
     assert judge(exact).verdict == judge(fitted).verdict == "broken"

@@ -157,9 +157,9 @@ def test_a_bare_weight_is_judged_broken(monkeypatch, bare):
     assert found["curious server"].target.of(MATCHED).mean < 1.0
 
 
-def test_the_server_matches_under_cross_entropy_too(monkeypatch, bare):
+def test_the_server_matches_under_the_published_cross_entropy_too(monkeypatch, bare):
     weaken(monkeypatch, last_tenth_bare)
-    verdicts, found = judged(bare, **{"training.loss": "ce"})
+    verdicts, found = judged(bare, **{"training.loss": "ce", "perturbation.softmax": "blinded"})
     assert verdicts == {"curious server": "broken"}  # nobody else could have answered the clients' questions
     assert found["curious server"].target.of(WEIGHED) is None  # it is shown batches; weights are not claimed hidden
 
@@ -170,6 +170,7 @@ def test_the_server_matches_under_cross_entropy_too(monkeypatch, bare):
         (0, {}),
         (1, {}),
         (2, {"training.loss": "ce"}),
+        (4, {"training.loss": "ce", "perturbation.softmax": "blinded"}),
         (3, {"protection": "fedavg", "aggregation.masks": "ring"}),
     ],
 )

@@ -62,10 +62,15 @@ def test_the_weights_in_the_sum_tell_clients_of_different_sizes_apart():
     assert not any(e.adaptive or judge(e).verdict == "broken" for e in uploads)
 
 
-def test_the_question_of_cross_entropy_names_the_samples_of_a_batch(masked):
-    assert judge(masked[8, "source of a sample by the softmax in the question", True]).verdict == "broken"
-    assert judge(masked[8, "source of a sample by the softmax in the question", False]).verdict != "broken"
-    assert judge(masked[10, "source of a sample by the sum of head inputs in the question", True]).verdict == "broken"
+def test_without_the_exchange_there_is_no_question_that_names_samples(masked):
+    assert {tests for tests, _, _ in masked} == {"single uploads", 12}
+
+
+def test_the_question_of_published_cross_entropy_names_the_samples_of_a_batch():
+    found = played(**{"perturbation.softmax": "blinded"})
+    assert judge(found[8, "source of a sample by the softmax in the question", True]).verdict == "broken"
+    assert judge(found[8, "source of a sample by the softmax in the question", False]).verdict != "broken"
+    assert judge(found[10, "source of a sample by the sum of head inputs in the question", True]).verdict == "broken"
 
 
 @pytest.mark.parametrize(

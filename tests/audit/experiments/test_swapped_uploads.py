@@ -29,6 +29,11 @@ def masked():
     return played()
 
 
+@pytest.fixture(scope="module")
+def published():
+    return played(**{"perturbation.softmax": "blinded"})
+
+
 def test_under_ring_masks_nobody_tells_the_worlds_apart(masked):
     assert {key: judge(e).verdict for key, e in masked.items()} == dict.fromkeys(
         [
@@ -37,6 +42,7 @@ def test_under_ring_masks_nobody_tells_the_worlds_apart(masked):
             ("other clients' uploads", "colluding clients", True),
             ("other clients' uploads", "eavesdropper", False),
             ("other clients' uploads", "eavesdropper", True),
+            ("other clients' uploads", "eavesdropper", "matched"),
             ("single uploads", "curious server", False),
             ("single uploads", "curious server", True),
             ("single uploads", "curious server", "matched"),
@@ -58,10 +64,16 @@ def test_every_positive_control_passes_its_gates(masked):
         assert all(gate.passed_by(evidence.positive.of(gate.metric)) for gate in evidence.gates), key
 
 
-def test_what_is_left_out_is_said(masked):
-    seen = masked["single uploads", "curious server", True].seen
-    assert "line 8" in seen
-    assert "line 11" in seen
+def test_with_the_published_exchange_they_do_not_tell_them_apart_by_the_rest(published):
+    assert {judge(e).verdict for e in published.values()} == {"holds"}
+    assert ("other clients' uploads", "eavesdropper", "matched") not in published  # it cannot answer for the server
+
+
+def test_what_is_left_out_is_said(masked, published):
+    key = ("single uploads", "curious server", True)
+    assert "line 8" in published[key].seen
+    assert "line 8" not in masked[key].seen
+    assert "line 11" in masked[key].seen
 
 
 @pytest.mark.parametrize(

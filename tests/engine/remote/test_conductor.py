@@ -46,8 +46,11 @@ SOUND = {
 
 
 def small(**settings):
-    """Four sites, of which three make a sum."""
-    return plan(**{"federation__clients": 4, "training__rounds": 5, "aggregation__threshold": 0.6, **settings})
+    """Four sites, of which three make a sum. The published exchange has every stage that there is."""
+    published = {"perturbation__softmax": "blinded"}
+    return plan(
+        **{**published, "federation__clients": 4, "training__rounds": 5, "aggregation__threshold": 0.6, **settings}
+    )
 
 
 def events(path, kind):

@@ -199,8 +199,9 @@ def test_batch_norm_is_refused_by_name():
                 make(ClipSettings(1.0, unit))
 
 
-def test_cross_entropy_under_perturbation_is_refused_with_its_ledger_line():
+@pytest.mark.parametrize(("softmax", "reason"), [("blinded", "line 8"), ("local", "for the squared error")])
+def test_cross_entropy_under_perturbation_is_refused_with_its_reason(softmax, reason):
     model, graph = prepared("mlp-3")
     for unit in ("sample", "client"):
-        with pytest.raises(UnsoundPlanError, match="line 8"):
-            PerturbClient("c", model, graph, PerturbationSettings("ce"), clip=ClipSettings(1.0, unit))
+        with pytest.raises(UnsoundPlanError, match=reason):
+            PerturbClient("c", model, graph, PerturbationSettings("ce", softmax=softmax), clip=ClipSettings(1.0, unit))

@@ -2,7 +2,8 @@
 
 A perturbed model computes the true function plus noise in known directions: `received = true + carrier * r_a * gamma`,
 where the carrier (the sum of the head's inputs, or 1) and the directions `r_a` are known to whoever has the model. One
-unknown number a group of outputs is left. Three attackers:
+unknown number a group of outputs is left. With `softmax = "local"` it comes with the model (`told_outputs`).
+Otherwise, three attackers:
 
 - `naive_outputs`: reads outputs as they come (the papers' attacker);
 - `guess_outputs`: has inputs and no labels; random directions are hardly correlated with true outputs, so that the
@@ -57,6 +58,20 @@ def guess_outputs(view: View, round_index: int, inputs: Tensor) -> Outputs:
     with torch.no_grad():
         guess, _ = _guess(received, received.run(inputs))
     return received.without_noise(guess)
+
+
+def told_secrets(view: View, round_index: int) -> Tensor | None:
+    """The group secrets that came with the model of a round; None if none did."""
+    message = view.message(PerturbedModel, round_index=round_index)
+    return None if message is None or not len(message.group_secrets) else message.group_secrets.double()
+
+
+def told_outputs(view: View, round_index: int, inputs: Tensor) -> Outputs:
+    """The true outputs where the noise comes with the model."""
+    secrets = told_secrets(view, round_index)
+    if secrets is None:
+        raise DataError(f"No noise came with the model of round {round_index}.", remedy="Use `fit_outputs`.")
+    return ReceivedModel.of(view, round_index, inputs).without_noise(secrets)
 
 
 def fit_outputs(view: View, round_index: int, samples: Split, *, method: Method = "auto") -> Outputs:

@@ -1,9 +1,9 @@
 """What a client would upload if it trained on a given batch: its half of the protection, which is public, run again.
 
-It takes the model that was sent. Under cross entropy the half asks for a softmax on the way: then only the server can
-do this, which answers as it did, with its secrets and with the blinders that its own answer of that round shows.
+It takes the model that was sent. In the published cross entropy the half asks for a softmax on the way: then only the
+server can do this, which answers as it did, with its secrets and the blinders that its own answer of that round shows.
 Guarantee (test_the_clients_upload_is_recomputed_bit_for_bit): for the batch that the client did train on, and without
-dropout, this is its upload, bit for bit under MSE, and to a few roundings of float32 under cross entropy.
+dropout, this is its upload, bit for bit, or in the published cross entropy to a few roundings of float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bilateral.randomness import SeededRandomness
 
 def needs_answers(facts: Facts) -> bool:
     """Whether clients ask the server in the middle of a round."""
-    return facts.plan.protection == "perturbation" and facts.loss == "ce"
+    return facts.plan.protection == "perturbation" and facts.perturbation.has_exchange
 
 
 class Rehearsal:

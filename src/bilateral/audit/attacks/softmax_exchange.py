@@ -24,6 +24,7 @@ from bilateral.errors import DataError, PlanError
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.perturb.cross_entropy import ClientBlinders, unblind
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
+from bilateral.protocols.perturb.terms import ForwardPass, forward
 
 M = TypeVar("M")
 _BLINDER_RANGE = (0.1, 10.0)
@@ -82,6 +83,19 @@ def naive_softmax_of_reply(view: View, round_index: int, client: str) -> Tensor:
     """The blinded softmax taken for the true one: what the exchange is meant to show."""
     blinded = unblind(_reply(view, round_index, client), _blinders(view, round_index, client)).blinded
     return blinded / blinded.sum(1, keepdim=True)
+
+
+def softmax_of_own_pass(view: View, round_index: int, client: str, *, told: bool) -> Tensor:
+    """Without an exchange: the softmax of the client's batch by its own pass, with the noise or (`told`) without."""
+    passed = _own_pass(view, round_index, client)
+    outputs = passed.outputs.detach().double()
+    if told:
+        message = _model(view, round_index)
+        noise = message.group_secrets.double()[message.partition] * message.output_directions.double()
+        sums = passed.head_inputs.detach().double().sum(1)
+        carrier = sums if view.facts.perturbation.noise == "activation" else torch.ones_like(sums)
+        outputs = outputs - carrier[:, None] * noise
+    return torch.softmax(outputs, 1)
 
 
 def outputs_from_exchange(view: View, round_index: int, client: str) -> Outputs:
@@ -143,21 +157,21 @@ def _blinders(view: View, round_index: int, client: str) -> ClientBlinders:
     """lambda: a client knows its own. From its query, or with two classes from its own pass over its own batch."""
     query = _query(view, round_index, client).blinded_exponentials
     from_query = query.shape[1] > 2
-    log_z = exponentials_of(query).log() if from_query else _own_outputs(view, round_index, client).double()
+    log_z = (
+        exponentials_of(query).log() if from_query else _own_pass(view, round_index, client).outputs.detach().double()
+    )
     ratios = torch.exp(log_z[:, None, :] - log_z[:, :, None])
     # The smallest exponential of a row is the one that the blinder does not drown in.
     smallest = (ratios + torch.diag_embed(torch.full_like(log_z, torch.inf))).argmin(2, keepdim=True)
     return ClientBlinders((_table(query) - ratios).gather(2, smallest)[:, :, 0].clamp_min(0))
 
 
-def _own_outputs(view: View, round_index: int, client: str) -> Tensor:
-    """The noisy outputs, by the very pass that the client made."""
-    parameters = _model(view, round_index).parameters
-    facts = view.facts
+def _own_pass(view: View, round_index: int, client: str) -> ForwardPass:
+    """The noisy outputs and head inputs, by the very pass that the client made."""
+    parameters, facts = _model(view, round_index).parameters, view.facts
     model = LocalModel(facts.network(parameters), facts.graph, channels_last=facts.plan.training.channels_last)
     model.load(parameters)
-    with torch.no_grad():
-        return model.run(client, round_index, view.batches[client, round_index].inputs)
+    return forward(model, client, round_index, view.batches[client, round_index].inputs)
 
 
 def _table(blinded: Tensor) -> Tensor:

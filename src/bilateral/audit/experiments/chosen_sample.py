@@ -2,19 +2,15 @@
 
 A trial is a round with the plan's own batches, of which the server picks one sample of one client.
 
-| row                    | positive control                | negative control                             |
-|------------------------|---------------------------------|----------------------------------------------|
-| the sample's gradient  | the same where uploads are bare | the same terms of the sum, by drawn blinders |
-| the sample             | a gradient of it alone          | the same terms of the sum, by drawn blinders |
-| with *checked* answers | clients that do not check       | clients that do not check, drawn blinders    |
-
-With checked answers (docs/decisions/0017) clients refuse, and there is nothing to read: the row says how often.
+| row                   | positive control                | negative control                             |
+|-----------------------|---------------------------------|----------------------------------------------|
+| the sample's gradient | the same where uploads are bare | the same terms of the sum, by drawn blinders |
+| the sample            | a gradient of it alone          | the same terms of the sum, by drawn blinders |
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +32,6 @@ from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.scores import Metric, Scores
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
-from bilateral.errors import ProtocolError
 from bilateral.learning.exchange import Packet
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message
@@ -66,14 +61,11 @@ class _Trial:
 
 
 def _run(context: Context) -> Sequence[Evidence]:
-    cast = Cast(context, context.plan.with_settings({"perturbation.softmax": "blinded"}))
+    cast = Cast(context, context.plan)
     trials, count = [], max(MIN_TRIALS, context.effort.images)
-    share = 1.0 if _checks(context.plan) else 0.5
     for number in range(count):
-        context.on_progress(share * number / count, "rounds with chosen blinders")
+        context.on_progress(0.5 * number / count, "rounds with chosen blinders")
         trials.append(_trial(context, cast, number))
-    if _checks(context.plan):
-        return [_refusals(context, trials, cast)]
     rows = [_gradients(trials, cast)]
     context.on_progress(0.5, "from gradients to samples")
     rows += _samples(context, cast, trials)
@@ -81,19 +73,10 @@ def _run(context: Context) -> Sequence[Evidence]:
     return rows
 
 
-def _checks(plan: RunPlan) -> bool:
-    return plan.perturbation.softmax == "checked"
-
-
-def _choice(context: Context, cast: Cast, number: int) -> tuple[str, int]:
-    """The client of whom the server wants a sample, and the sample's place in its batch."""
-    victim = cast.names[number % len(cast.names)]
-    return victim, context.randomness("chosen sample", number).integer_below(len(cast.batch(number, victim)))
-
-
 def _trial(context: Context, cast: Cast, number: int) -> _Trial:
-    victim, place = _choice(context, cast, number)
+    victim = cast.names[number % len(cast.names)]
     batch = cast.batch(number, victim)
+    place = context.randomness("chosen sample", number).integer_below(len(batch))
 
     def read(stage: Stage, total: Aggregate) -> Tensor:
         return gradient_of_chosen(stage.half, cast.around.perturbation, total)
@@ -131,49 +114,11 @@ def _own_gradient(cast: Cast, batch: Split, place: int) -> Tensor:
 
 
 def _gradients(trials: Sequence[_Trial], cast: Cast) -> Evidence:
-    return _evidence(
-        cast,
-        _scored("clients of this plan", [trial.read for trial in trials], trials),
-        _scored("the same, where uploads are bare", [trial.bare for trial in trials], trials),
-        _scored("the same terms, with blinders that were drawn", [trial.drawn for trial in trials], trials),
-        "no answer of it is wrong, and the model learns as ever",
-    )
+    def scored(what: str, found: Sequence[Tensor]) -> Condition:
+        errors = [_apart(one, trial.own) for one, trial in zip(found, trials, strict=True)]
+        obtained = tuple(float(error <= SUCCESS) for error in errors)
+        return Condition(what, (Scores(OBTAINED, obtained), Scores(GRADIENT_ERROR, tuple(errors))))
 
-
-def _refusals(context: Context, trials: Sequence[_Trial], unchecking: Cast) -> Evidence:
-    """The same server against clients that check its answers: what it has in the end, sum or no sum."""
-    cast = Cast(context, context.plan)
-    nothing = [torch.zeros_like(trial.own) for trial in trials]
-    found = [_read_if_answered(context, cast, n) for n in range(len(trials))]
-    num_refused = sum(one is None for one in found)
-    read = [none if one is None else one for one, none in zip(found, nothing, strict=True)]
-    return _evidence(
-        unchecking,
-        _scored("clients of this plan, which check the answers", read, trials),
-        _scored("clients that do not check", [trial.read for trial in trials], trials),
-        _scored("clients that do not check, blinders that were drawn", [trial.drawn for trial in trials], trials),
-        f"in {num_refused} of {len(trials)} rounds clients refused an answer, and there was no sum",
-    )
-
-
-def _read_if_answered(context: Context, cast: Cast, number: int) -> Tensor | None:
-    """None if a client refuses the server's answer: it uploads nothing then."""
-    victim, place = _choice(context, cast, number)
-    stage = cast.stage(number)
-    try:
-        total = honest_sum(_choosing(stage, cast, victim, place))
-    except ProtocolError:
-        return None
-    return gradient_of_chosen(stage.half, cast.around.perturbation, total)
-
-
-def _scored(what: str, found: Sequence[Tensor], trials: Sequence[_Trial]) -> Condition:
-    errors = [_apart(one, trial.own) for one, trial in zip(found, trials, strict=True)]
-    obtained = tuple(float(error <= SUCCESS) for error in errors)
-    return Condition(what, (Scores(OBTAINED, obtained), Scores(GRADIENT_ERROR, tuple(errors))))
-
-
-def _evidence(cast: Cast, target: Condition, positive: Condition, negative: Condition, remark: str) -> Evidence:
     samples = cast.around.plan.training.batch_size or "all"
     return Evidence(
         _LINE,
@@ -181,12 +126,12 @@ def _evidence(cast: Cast, target: Condition, positive: Condition, negative: Cond
         "one sample's gradient, by blinders of its choice",
         True,
         f"the sum of {len(cast.names)} clients, over {samples} samples each, in a round in which it chose its blinders",
-        target,
-        positive,
-        negative,
+        scored("clients of this plan", [trial.read for trial in trials]),
+        scored("the same, where uploads are bare", [trial.bare for trial in trials]),
+        scored("the same terms, with blinders that were drawn", [trial.drawn for trial in trials]),
         (Gate(OBTAINED, 0.9),),
         paired=True,
-        remark=remark,
+        remark="no answer of it is wrong, and the model learns as ever",
     )
 
 
@@ -243,15 +188,12 @@ def _tell(context: Context, started: float, fraction: float) -> None:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """Of directions; nothing at all is as far as what is unrelated."""
-    if not bool(one.any()):
-        return math.sqrt(2)
     return float((F.normalize(one, dim=0) - F.normalize(other, dim=0)).norm())
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
-    if not has_line(guarantee, 2):
-        return "there is no cross-entropy exchange"
+    if not has_line(guarantee, _LINE):
+        return "there are no blinders to choose: clients ask the server for no softmax"
     if plan.noise.mechanism != "none":
         return "uploads carry noise of another kind"
     if has_line(guarantee, 3, 6):

@@ -17,14 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.audit.attacks.group_secrets import Outputs, fit_outputs, guess_outputs, naive_outputs
+from bilateral.audit.attacks.group_secrets import Outputs, fit_outputs, guess_outputs, naive_outputs, told_outputs
 from bilateral.audit.attacks.softmax_exchange import outputs_from_exchange
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.experiments.trained_runs import NUM_TRIALS, recorded, trained_plan
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import AGREEMENT, Metric, Scores, mean_interval
-from bilateral.audit.threat import View, client_view, eavesdropper_view
+from bilateral.audit.threat import View, client_view, eavesdropper_view, facts_of
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import initial_model
@@ -116,7 +116,7 @@ def _run(context: Context) -> Sequence[Evidence]:
 
 
 def _without_labels(target: _Bench, positive: _Bench, client: str) -> list[Evidence]:
-    """Outputs as they come; the projection on the directions; and, under cross entropy, the exchange."""
+    """Outputs as they come; the projection on the directions; and what cross entropy gives."""
 
     def attacks(bench: _Bench) -> dict[str, Callable[[int, int], Outputs]]:
         view = client_view(bench.recording, client)
@@ -129,11 +129,10 @@ def _without_labels(target: _Bench, positive: _Bench, client: str) -> list[Evide
     untrained = target.scores(lambda trial, _: _predictor(_fresh(target, trial).eval()))
     ours, theirs = attacks(target), attacks(positive)
     rows = [(name, ours[name], positive.scores(theirs[name]), name != "outputs as they come") for name in ours]
-    if _has_exchange(target.recording):
-        view = client_view(target.recording, client)
-        name = "group secrets from the softmax exchange"
-        from_exchange = lambda _, index: outputs_from_exchange(view, index, client)  # noqa: E731
-        rows.append((name, from_exchange, rows[0][2], True))
+    solved = _without_fitting(target.recording, client)
+    if solved is not None:
+        name, attack = solved
+        rows.append((name, lambda _, index: attack(index), rows[0][2], True))
     negative = Condition("an untrained network of the architecture", (untrained,))
     return [
         _evidence(target, "curious client", name, "the model of a round, no labels", target.scores(attack), positively,
@@ -295,9 +294,17 @@ def _with_parameters(recording: Recording, parameters: Tensor) -> nn.Module:
     return network
 
 
-def _has_exchange(recording: Recording) -> bool:
-    perturbed = recording.plan.protection == "perturbation"
-    return perturbed and recording.problem.loss == "ce" and recording.problem.num_outputs > 2
+def _without_fitting(recording: Recording, client: str) -> tuple[str, Callable[[int], Outputs]] | None:
+    """Where cross entropy tells the noise, in so many words or by its exchange: an attack on a round, by its name."""
+    view, settings = client_view(recording, client), facts_of(recording).perturbation
+    if recording.plan.protection != "perturbation":
+        return None
+    if settings.tells_noise:
+        inputs = recording.shares[client].inputs
+        return "noise that comes with the model", lambda index: told_outputs(view, index, inputs)
+    if settings.has_exchange and recording.problem.num_outputs > 2:
+        return "group secrets from the softmax exchange", lambda index: outputs_from_exchange(view, index, client)
+    return None
 
 
 def _joined(splits: Sequence[Split]) -> Split:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.audit.attacks.group_secrets import ReceivedModel, fit_group_secrets, parameters_without_noise
+from bilateral.audit.attacks.group_secrets import (
+    ReceivedModel,
+    fit_group_secrets,
+    parameters_without_noise,
+    told_secrets,
+)
 from bilateral.audit.attacks.softmax_exchange import secrets_from_exchange
 from bilateral.audit.experiment import Context, undefended
 from bilateral.audit.experiments.trained_runs import NUM_TRIALS, trained_plan
@@ -55,8 +60,11 @@ def make_trial(recording: Recording, kept: ServerRound) -> Trial:
 
 
 def _group_secrets(view: View, round_index: int, client: str) -> Tensor:
-    """What line 2 gives under cross entropy, and line 1 otherwise."""
-    if view.facts.loss == "ce" and view.facts.num_outputs > 2:
+    """As they come with the model, as line 2 gives them in the published cross entropy, and line 1 otherwise."""
+    told = told_secrets(view, round_index)
+    if told is not None:
+        return told
+    if view.facts.perturbation.has_exchange and view.facts.num_outputs > 2:
         return secrets_from_exchange(view, round_index, client)
     own = view.data[client]
     return fit_group_secrets(ReceivedModel.of(view, round_index, own.inputs), own, view.facts.loss)

@@ -1,4 +1,6 @@
-"""Ledger lines 2, 8 and 10: what the cross-entropy exchange shows the client, the server, and an eavesdropper.
+"""Ledger lines 2, 8 and 10: what cross entropy shows the client, and its exchange the server and an eavesdropper.
+
+Without an exchange (`softmax = "local"`) a client computes the softmax from what comes with the model: line 2 alone.
 
 A trial is a round: fresh secrets and a fresh batch of one client. Truth is the true model of that round, in float64, on
 that batch. Negative control: what belongs to another sample, of the batch or (with batches of one) of another round.
@@ -32,7 +34,7 @@ NUM_ROUNDS = 12
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_line(guarantee, 2, 8, 10):
-        return "there is no cross-entropy exchange"
+        return "the loss is not cross entropy under perturbation"
     return "a client's batch is augmented before it is used, and not kept" if plan.training.augment else ""
 
 
@@ -56,6 +58,8 @@ def _run(context: Context) -> Sequence[Evidence]:
     present = {kept.round_index: _first_present(recording, kept.round_index) for kept in recording.server_rounds}
     rounds = [_truth(recording, client, index) for index, client in present.items()]
     context.on_progress(0.7, "reading the exchange")
+    if not facts_of(recording).perturbation.has_exchange:
+        return _by_client_alone(recording, rounds)
     rows = [*_by_client(recording, rounds), *_by_server(recording, rounds)]
     if recording.problem.num_outputs > 2:
         rows.append(_by_eavesdropper(recording, rounds))
@@ -69,12 +73,26 @@ def _by_client(recording: Recording, rounds: Sequence[_Round]) -> list[Evidence]
     views = {name: client_view(recording, name) for name in recording.shares}
     view = views[rounds[0].client]
     seen = "its query, the reply, the partition"
-    told = view.facts.perturbation.softmax == "checked"
     return [
-        _row(2, view, "the softmax as it comes" if told else "the blinded softmax as it comes", seen, rounds,
-             adaptive=False, read=lambda r: attacks.naive_softmax_of_reply(views[r.client], r.index, r.client)),
-        _row(2, view, "the softmax that it checks" if told else "a linear system for the group blinders", seen, rounds,
+        _row(2, view, "the blinded softmax as it comes", seen, rounds, adaptive=False,
+             read=lambda r: attacks.naive_softmax_of_reply(views[r.client], r.index, r.client)),
+        _row(2, view, "a linear system for the group blinders", seen, rounds,
              read=lambda r: attacks.softmax_of_reply(views[r.client], r.index, r.client)[r.client]),
+    ]  # fmt: skip
+
+
+def _by_client_alone(recording: Recording, rounds: Sequence[_Round]) -> list[Evidence]:
+    views = {name: client_view(recording, name) for name in recording.shares}
+    view = views[rounds[0].client]
+
+    def read(r: _Round, *, told: bool) -> Tensor:
+        return attacks.softmax_of_own_pass(views[r.client], r.index, r.client, told=told)
+
+    return [
+        _row(2, view, "the softmax of noisy outputs", "the model", rounds, adaptive=False,
+             read=lambda r: read(r, told=False)),
+        _row(2, view, "the softmax, without the noise that comes with the model", "the model and its noise", rounds,
+             read=lambda r: read(r, told=True)),
     ]  # fmt: skip
 
 
@@ -98,7 +116,7 @@ def _by_eavesdropper(recording: Recording, rounds: Sequence[_Round]) -> Evidence
         return attacks.softmax_of_reply(view, r.index, *asked)[r.client]
 
     seen = "all queries and replies, where there is no TLS"
-    return _row(2, view, "differences of the query's rows, then the reply", seen, rounds, read=read)
+    return _row(2, view, "differences of the query's rows, then the linear system", seen, rounds, read=read)
 
 
 def _row(
@@ -116,7 +134,7 @@ def _row(
         view.adversary,
         attack,
         seen,
-        Condition("the exchange of a round", _softmax_scores(rounds, read)),
+        Condition("a round of this plan", _softmax_scores(rounds, read)),
         Condition("the true model in the plan's precision", _softmax_scores(rounds, lambda r: r.in_own_precision)),
         Condition("the softmax of another sample", _softmax_scores(rounds, _of_another(rounds, lambda r: r.softmax))),
         Gate(SOFTMAX_ERROR, READ, "median"),

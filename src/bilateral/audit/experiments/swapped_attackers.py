@@ -91,7 +91,8 @@ def _most_pooled(plan: RunPlan, table: Table) -> int:
 
 def asks(context: Context) -> bool:
     """Whether clients ask the server for a softmax, which shows it their batch (line 8)."""
-    return context.plan.protection == "perturbation" and context.federation().problem.loss == "ce"
+    plan, loss = context.plan, context.federation().problem.loss
+    return plan.protection == "perturbation" and plan.perturbation.settings(loss).has_exchange
 
 
 def left_out_of(context: Context) -> tuple[type[Message], ...]:

@@ -102,13 +102,12 @@ def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
             "Perturbation misleads a site that takes the model as it comes. A site that tries gets what the model "
             "computes (line 1) and, to some percent, its parameters (line 15)."
         )
-        if plan.training.loss != "mse":
-            yield "With cross entropy the server learns every training sample's prediction (line 8); not with mse."
-            if plan.perturbation.softmax == "blinded":
-                yield (
-                    "And one that chooses its blinders takes a sample's gradient out of the sum, unseen (line 16); not "
-                    "with softmax = 'checked'."
-                )
+        if plan.training.loss != "mse" and plan.perturbation.softmax == "blinded":
+            yield (
+                "In the published exchange of cross entropy the server learns every training sample's prediction (line "
+                "8), and one that chooses its blinders takes a sample's gradient out of the sum, unseen (line 16); not "
+                "with softmax = 'local', nor with mse."
+            )
     if masks == "none":
         yield "Without masks the server reads every site's upload, and with a batch of one the sample (line 3)."
     elif masks == "float":

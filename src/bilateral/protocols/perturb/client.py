@@ -1,7 +1,7 @@
 """The client's half of model perturbation.
 
 1. receive `PerturbedModel`, run one forward pass on a batch
-2. cross entropy only: send `SoftmaxQuery`, receive `SoftmaxReply`
+2. cross entropy as published: send `SoftmaxQuery`, receive `SoftmaxReply`
 3. send `Upload`: all terms, batch statistics, and the client's weight
 
 With `clip` (differential privacy) the upload is clipped before it leaves, sample by sample or as a whole: weight 1, no
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,7 +25,7 @@ from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
-from bilateral.protocols.perturb import cross_entropy, scheme, softmax_check
+from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
@@ -84,6 +83,10 @@ class PerturbClient:
                 message.partition,
             )
             return self._upload(message.round_index, passed, cotangents, weight)
+        if self._settings.tells_noise:
+            return self._upload(
+                message.round_index, passed, self._with_local_softmax(message, passed, activation_sum, targets), weight
+            )
         if self._settings.noise == "offset":
             activation_sum = activation_sum[:0]  # the server has no use for it, so it does not get it
         sent, blinders = cross_entropy.query(
@@ -106,8 +109,6 @@ class PerturbClient:
         message.check_finite("the server")
         self._pending = None
         softmax = cross_entropy.unblind(message, pending.blinders)
-        if self._settings.softmax == "checked":
-            self._check_answer(pending, message, softmax.blinded)
         target = F.one_hot(pending.targets, outputs.shape[1]).double()
         cotangents = scheme.cross_entropy_cotangents(
             self._settings,
@@ -119,19 +120,14 @@ class PerturbClient:
         )
         return self._upload(message.round_index, pending.passed, cotangents, pending.weight)
 
-    def _check_answer(self, pending: _Pending, message: SoftmaxReply, softmax: Tensor) -> None:
-        if bool(message.corrections.any()):
-            raise ProtocolError(
-                f"{self.name}: the server's softmax answer is blinded, and this plan has checked answers.",
-                remedy="Both sides must run the same plan.",
-            )
-        carrier = pending.passed.head_inputs.detach().double().sum(1)
-        if self._settings.noise == "offset":
-            carrier = carrier.new_ones(len(carrier))
-        directions = pending.model.output_directions.double()
-        groups = scheme.group_masks(pending.model.partition, self._settings.num_partitions, torch.float64)
-        patterns = carrier[None, :, None] * (groups * directions)[:, None, :]
-        softmax_check.check_softmax(self.name, softmax, pending.passed.outputs.detach().double(), patterns)
+    def _with_local_softmax(
+        self, message: PerturbedModel, passed: ForwardPass, activation_sum: Tensor, targets: Tensor
+    ) -> scheme.Cotangents:
+        """In float64: the noise may be as large as the outputs."""
+        outputs = passed.outputs.detach().double()
+        noise = message.group_secrets.double()[message.partition] * message.output_directions.double()
+        target = F.one_hot(targets, outputs.shape[1]).double()
+        return scheme.local_cross_entropy_cotangents(self._settings, outputs, activation_sum, target, noise)
 
     def _upload(self, round_index: int, passed: ForwardPass, cotangents: scheme.Cotangents, weight: int) -> Upload:
         terms = term_gradients(self._model, passed, cotangents)
@@ -162,6 +158,8 @@ class PerturbClient:
         message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
         message.expect_shape("the server", "output_directions", (outputs,))
         message.expect_shape("the server", "partition", (outputs,))
+        num_told = self._settings.num_partitions if self._settings.tells_noise else 0
+        message.expect_shape("the server", "group_secrets", (num_told,))
         message.check_finite("the server")
         low, high = int(message.partition.min()), int(message.partition.max())
         if low < 0 or high >= self._settings.num_partitions:
@@ -175,10 +173,15 @@ class PerturbClient:
 def _refuse_unsound(model: nn.Module, settings: PerturbationSettings) -> None:
     """Clipping bounds the upload; it is worth nothing where something else is sent beside it."""
     refuse_batch_norm(model)
+    if settings.has_exchange:
+        raise UnsoundPlanError(
+            "No (epsilon, delta) holds for the published cross entropy under perturbation: its exchange shows the "
+            "server the softmax of every training sample (leakage ledger, line 8).",
+            remedy="Use loss = 'mse', or cross entropy without perturbation.",
+        )
     if settings.loss == "ce":
         raise UnsoundPlanError(
-            "No (epsilon, delta) holds for cross entropy under perturbation: its exchange shows the server the softmax "
-            "of every training sample (leakage ledger, line 8).",
+            "Clipping under perturbation is written for the squared error, not for cross entropy.",
             remedy="Use loss = 'mse', or cross entropy without perturbation.",
         )
 

@@ -1,11 +1,9 @@
-"""The extra exchange of cross entropy (spec 1.3, P0 section III-B): blinded softmax values without the true outputs.
+"""The published exchange of cross entropy (spec 1.3, P0 section III-B): blinded softmax values, `softmax = "blinded"`.
 
 1. client -> server: `alpha` and `mu_ij = exp(y_hat_j - y_hat_i) + lambda_i`, `lambda_i` the client's own blinders.
 2. server -> client: `y'_i = exp(d_i) + sum_j mu_ij exp(r*_ij)`, `sum_j exp(r*_ij)` and `q_i = (1 - exp(d_i)) / xi`,
    where `r*_ij = d_i - (r_j - r_i) alpha` and `d_i` are the server's blinders, fresh for every sample and class.
 3. client: `p*_i = 1 / (y'_i - lambda_i sum_j exp(r*_ij)) = softmax_i / exp(d_i)` and `p~_i = p*_i q_i`.
-
-With checked answers all d_i are 0: `p* = softmax`, `q = 0`, and the client checks what it is told (`softmax_check`).
 
 Sums run over j != i. All of it in float64; what stands in an exponent is checked, never clamped. The client's
 blinders are of the size of the smallest exponential that they hide: then what step 3 subtracts is never larger than
@@ -96,11 +94,6 @@ def draw_sample_blinders(message: SoftmaxQuery, randomness: Randomness) -> Tenso
     """d: a number per sample and class that only the server knows, uniform on (-LARGEST_BLINDER, LARGEST_BLINDER)."""
     num_samples, num_outputs, _ = message.blinded_exponentials.shape
     return randomness.uniform(num_samples, num_outputs, low=-LARGEST_BLINDER, high=LARGEST_BLINDER)
-
-
-def no_sample_blinders(message: SoftmaxQuery) -> Tensor:
-    """The same where answers are checked instead."""
-    return torch.zeros(message.blinded_exponentials.shape[:2], dtype=torch.float64)
 
 
 def unblind(message: SoftmaxReply, client_blinders: ClientBlinders) -> BlindedSoftmax:

@@ -1,8 +1,8 @@
 """The messages of model perturbation, in the order in which they are sent.
 
-1. `PerturbedModel`   server -> client   the round's model, and what is public about its noise
-2. `SoftmaxQuery`     client -> server   cross entropy only: blinded exponentials of the noisy outputs
-3. `SoftmaxReply`     server -> client   cross entropy only: what turns them into blinded softmax values
+1. `PerturbedModel`   server -> client   the round's model, and what clients are told about its noise
+2. `SoftmaxQuery`     client -> server   published cross entropy only: blinded exponentials of the noisy outputs
+3. `SoftmaxReply`     server -> client   published cross entropy only: what turns them into blinded softmax values
 4. `Upload`           client -> server   the noisy gradient and its noise terms, batch statistics, weight
                                          (bilateral.protocols.messages: every protocol ends with one)
 """
@@ -18,10 +18,14 @@ from bilateral.protocols.messages import Message, Question, RoundModel
 
 @dataclass(frozen=True)
 class PerturbedModel(RoundModel):
-    """The perturbed parameters of one round, the output directions and the partition of the outputs."""
+    """The perturbed parameters of one round, the output directions and the partition of the outputs.
+
+    `group_secrets`: one a group where clients compute the softmax themselves (`tells_noise`), otherwise empty.
+    """
 
     output_directions: Tensor
     partition: Tensor
+    group_secrets: Tensor
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,22 @@ MSE, offset noise (spec 1.4)                            y_hat = y + r
     error        e                                                    1
     direction_s  r_a|_s                                              -gamma_s
 
-Cross entropy, activation noise (spec 1.3)
+Cross entropy, local softmax (docs/decisions/0017): the client knows r, and p = softmax(y_hat - alpha r), or
+softmax(y_hat - r) with offset noise, where the second cotangent is not needed
+
+    error        (p - t, -r . (p - t))                                1
+
+Cross entropy as published, activation noise (spec 1.3)
 
     error                (p* - t, 0)                                  1
     direction_s          (0, r_a|_s . (p* - t))                      -gamma_s
     blinded_direction_s  (0, r_a|_s . p~)                             gamma_s xi_s
     blinded_s            (p~|_s, 0)                                  -xi_s
 
-Cross entropy, offset noise
+Cross entropy as published, offset noise
 
     error        p* - t                                               1
     blinded_s    p~|_s                                               -xi_s
-
-With checked answers (docs/decisions/0017) p* is the softmax itself and p~ is 0: the terms `blinded` are not sent.
 """
 
 from __future__ import annotations
@@ -54,17 +57,15 @@ def term_names(settings: PerturbationSettings) -> tuple[str, ...]:
     directions = tuple(f"direction_{s}" for s in groups)
     blinded = tuple(f"blinded_{s}" for s in groups)
     blinded_directions = tuple(f"blinded_direction_{s}" for s in groups)
-    match settings.loss, settings.noise, settings.softmax:
-        case "mse", "activation", _:
+    if settings.tells_noise:
+        return ("error",)
+    match settings.loss, settings.noise:
+        case "mse", "activation":
             return ("error", *directions, "activation")
-        case "mse", "offset", _:
+        case "mse", "offset":
             return ("error", *directions)
-        case "ce", "activation", "checked":
-            return ("error", *directions)
-        case "ce", "activation", _:
+        case "ce", "activation":
             return ("error", *directions, *blinded_directions, *blinded)
-        case "ce", "offset", "checked":
-            return ("error",)
         case _:
             return ("error", *blinded)
 
@@ -95,6 +96,17 @@ def mse_cotangents(
     return Cotangents(scale * outputs, scale * inner)
 
 
+def local_cross_entropy_cotangents(
+    settings: PerturbationSettings, noisy_outputs: Tensor, activation_sum: Tensor, target: Tensor, noise: Tensor
+) -> Cotangents:
+    """The one term of the cross entropy by who knows the noise r, averaged over the batch; `target` is one-hot."""
+    carrier = activation_sum if settings.noise == "activation" else torch.ones_like(activation_sum)
+    error = torch.softmax(noisy_outputs - carrier[:, None] * noise, 1) - target
+    scale = 1.0 / len(error)
+    inner = None if settings.noise == "offset" else -scale * (error @ noise)[None]
+    return Cotangents(scale * error[None], inner)
+
+
 def cross_entropy_cotangents(
     settings: PerturbationSettings,
     blinded: Tensor,
@@ -103,17 +115,11 @@ def cross_entropy_cotangents(
     directions: Tensor,
     partition: Tensor,
 ) -> Cotangents:
-    """Terms of the cross entropy, averaged over the batch, from `p*` (blinded) and `p~` (corrected)."""
+    """Terms of the published cross entropy, averaged over the batch, from `p*` (blinded) and `p~` (corrected)."""
     scale = 1.0 / blinded.shape[0]
     masks = group_masks(partition, settings.num_partitions, blinded.dtype)
     error = blinded - target
     per_group = corrected[None] * masks[:, None, :]
-    if settings.softmax == "checked":
-        if settings.noise == "offset":
-            return Cotangents(scale * error[None], None)
-        inner = torch.cat([torch.zeros_like(blinded[:, 0])[None], (masks * directions) @ error.T])
-        nothing = torch.zeros_like(error)[None].expand(settings.num_partitions, -1, -1)
-        return Cotangents(scale * torch.cat([error[None], nothing]), scale * inner)
     if settings.noise == "offset":
         return Cotangents(scale * torch.cat([error[None], per_group]), None)
     restricted = masks * directions
@@ -133,15 +139,15 @@ def recovery_coefficients(
 ) -> Tensor:
     """What the server multiplies the terms with, in the order of `term_names`."""
     one = torch.ones(1, dtype=torch.float64)
-    match settings.loss, settings.noise, settings.softmax:
-        case "mse", "activation", _:
+    if settings.tells_noise:
+        return one
+    match settings.loss, settings.noise:
+        case "mse", "activation":
             noise = group_secrets[partition] * directions
             return torch.cat([one, -group_secrets, (noise @ noise)[None]])
-        case ("mse", "offset", _) | ("ce", "activation", "checked"):
+        case "mse", "offset":
             return torch.cat([one, -group_secrets])
-        case "ce", "offset", "checked":
-            return one
-        case "ce", "activation", _:
+        case "ce", "activation":
             return torch.cat([one, -group_secrets, group_secrets * group_blinders, -group_blinders])
         case _:
             return torch.cat([one, -group_blinders])

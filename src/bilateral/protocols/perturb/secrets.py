@@ -1,4 +1,7 @@
-"""The server's secrets of one round, drawn afresh every round and never sent."""
+"""The server's secrets of one round, drawn afresh every round.
+
+Never sent, except for the group secrets where clients compute the softmax themselves (`tells_noise`).
+"""
 
 from __future__ import annotations
 

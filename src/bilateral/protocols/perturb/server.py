@@ -1,7 +1,7 @@
 """The server's half of model perturbation.
 
 1. `start_round` draws fresh secrets and returns `PerturbedModel`
-2. cross entropy only: `answer` turns a client's `SoftmaxQuery` into `SoftmaxReply`
+2. cross entropy as published: `answer` turns a client's `SoftmaxQuery` into `SoftmaxReply`
 3. `recover` turns the *sum* of the uploads into the true gradient; single uploads are never needed
 
 Formal guarantee (tests/protocols/test_perturb.py): without rounding, the recovered gradient equals the weighted mean
@@ -77,10 +77,18 @@ class PerturbServer:
             perturbed[graph.head_bias.slice].add_(noise)
         self._secrets, self._round_index = secrets, round_index
         self._answered.clear()
-        return PerturbedModel(round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition)
+        told = secrets.group_secrets if self._settings.tells_noise else secrets.group_secrets[:0]
+        return PerturbedModel(
+            round_index, perturbed.to(self._dtype), secrets.output_directions, secrets.partition, told
+        )
 
     def answer(self, sender: str, message: SoftmaxQuery) -> SoftmaxReply:
-        """Step 2, cross entropy."""
+        """Step 2, cross entropy as published."""
+        if not self._settings.has_exchange:
+            raise ProtocolError(
+                f"{sender} sent a SoftmaxQuery, but in this plan clients compute the softmax themselves.",
+                remedy="Both sides must run the same plan.",
+            )
         secrets = self._current(message.round_index, sender)
         outputs = self._graph.num_outputs
         if message.blinded_exponentials.numel() == 0:
@@ -96,17 +104,13 @@ class PerturbServer:
                 remedy="One query a client and round is answered.",
             )
         self._answered.add(sender)
-        if self._settings.softmax == "checked":
-            sample_blinders = cross_entropy.no_sample_blinders(message)
-        else:
-            draws = self._randomness.child("sample blinders", message.round_index, sender)
-            sample_blinders = cross_entropy.draw_sample_blinders(message, draws)
+        draws = self._randomness.child("sample blinders", message.round_index, sender)
         return cross_entropy.reply(
             message,
             secrets.output_noise,
             secrets.group_blinders[secrets.partition],
             self._settings.noise == "activation",
-            sample_blinders,
+            cross_entropy.draw_sample_blinders(message, draws),
         )
 
     def recover(self, total: Aggregate) -> RecoveredUpdate:
@@ -179,13 +183,13 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
     A client that takes the model as it comes is misled. One that tries gets the function (line 1) and, to some percent,
     the parameters (line 15).
     """
+    fitted = (
+        f"the {settings.num_partitions} group secret(s) are fitted with a few labelled samples, and well guessed "
+        "without any"
+    )
+    how = "the noise on its outputs comes with it" if settings.tells_noise else fitted
     leaks = [
-        Leak(
-            f"the function the model computes: the {settings.num_partitions} group secret(s) are fitted with a few "
-            "labelled samples, and well guessed without any",
-            "clients",
-            1,
-        ),
+        Leak(f"the function the model computes: {how}", "clients", 1),
         Leak("each client's upload: it is a gradient, and is not masked in this protection", "server", 3),
         Leak(
             "path products of weights, and directions of first-layer neurons, from round to round",
@@ -200,20 +204,19 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
         ),
     ]
     if settings.loss == "ce":
-        leaks += _leaks_of_exchange(settings)
+        leaks += _leaks_of_cross_entropy(settings)
     return Guarantee("perturbation", (), tuple(sorted(leaks, key=lambda leak: leak.ledger_line)))
 
 
-def _leaks_of_exchange(settings: PerturbationSettings) -> list[Leak]:
-    told = settings.softmax == "checked"
-    reads = "every true softmax: it is told" if told else "every true softmax, by a linear system of a few samples"
+def _leaks_of_cross_entropy(settings: PerturbationSettings) -> list[Leak]:
+    if settings.tells_noise:
+        return [Leak("every true softmax: it computes it", "clients", 2)]
     leaks = [
-        Leak(reads, "clients", 2),
+        Leak("every true softmax, by a linear system of a few samples", "clients", 2),
         Leak("the softmax of every training sample, from the query of the exchange", "server", 8),
     ]
     if settings.noise == "activation":
         leaks.append(Leak("the sum of every training sample's head inputs, from the query", "server", 10))
-    if not told:
-        whom = "a server that chooses the blinders of its softmax answers, which nobody can tell"
-        leaks.append(Leak("one training sample's gradient a round, in the sum of all clients' uploads", whom, 16))
+    whom = "a server that chooses the blinders of its softmax answers, which nobody can tell"
+    leaks.append(Leak("one training sample's gradient a round, in the sum of all clients' uploads", whom, 16))
     return leaks

@@ -10,7 +10,7 @@ from bilateral.errors import PlanError
 
 Loss = Literal["mse", "ce"]
 Noise = Literal["activation", "offset"]
-SoftmaxAnswers = Literal["blinded", "checked"]
+Softmax = Literal["local", "blinded"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PerturbationSettings:
     `num_partitions`  number of output groups with a secret of their own, 1..number of outputs
     `permute`         exchange hidden channels afresh every round
     `scale_range`     scale factors are log-uniform in this range (shifted to start at 1 before normalisation layers)
-    `softmax`         cross entropy: checked, ours: clients are told the softmax, which they can compute anyway (ledger
-                      line 2), check it and upload fewer terms (docs/decisions/0017); blinded, as published (P0)
+    `softmax`         cross entropy: local, ours: the noise on the outputs comes with the model, and clients compute the
+                      softmax themselves (docs/decisions/0017); blinded, as published (P0), by an exchange
     `noise_ratio`     additive noise over the spread of the logits; near 1 float32 recovers as well as without noise
     """
 
@@ -34,7 +34,7 @@ class PerturbationSettings:
     permute: bool = True
     scale_range: tuple[float, float] = (0.25, 4.0)
     noise_ratio: float = 1.0
-    softmax: SoftmaxAnswers = "checked"
+    softmax: Softmax = "local"
 
     def __post_init__(self) -> None:
         low, high = self.scale_range
@@ -42,6 +42,16 @@ class PerturbationSettings:
             raise PlanError(f"Expected a scale range 0 < low <= high, got ({low}, {high}).", remedy="Try (0.25, 4).")
         if not 0 < self.noise_ratio < math.inf:
             raise PlanError(f"Expected a noise ratio above 0, got {self.noise_ratio}.", remedy="Try 1.")
+
+    @property
+    def tells_noise(self) -> bool:
+        """Whether the noise on the outputs comes with the model: then one term is enough, and nobody is asked."""
+        return self.loss == "ce" and self.softmax == "local"
+
+    @property
+    def has_exchange(self) -> bool:
+        """Whether clients ask the server for a softmax in the middle of a round."""
+        return self.loss == "ce" and self.softmax == "blinded"
 
     def check_outputs(self, num_outputs: int) -> None:
         """Refuse what does not fit a model with `num_outputs` outputs."""
