@@ -244,7 +244,8 @@ def _print_result(values: dict[str, Any]) -> None:
         table.add_row("what a client saw", f"weights {off:.0f} % off the true ones")
         table.add_row("", f"{100 * view['fraction_clear']:.2f} % of the parameters in the clear")
         seen, true = view["metric_as_seen"], view["metric_of_true_model"]
-        table.add_row("", f"{view['metric']} {seen:.4f} if it trusts its outputs (true: {true:.4f})")
+        told = "without the noise that it was told" if view["noise_is_told"] else "true"
+        table.add_row("", f"{view['metric']} {seen:.4f} if it takes outputs as they come ({told}: {true:.4f})")
     out.print(table)
     _print_guarantee(values["guarantee"])
     if values["output"] is not None:

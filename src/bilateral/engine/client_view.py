@@ -26,6 +26,8 @@ class ClientView:
     metric: str
     metric_as_seen: float
     metric_of_true_model: float
+    noise_is_told: bool
+    """The noise on the outputs came with the model: then a client need not try to have the true ones."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,4 +61,5 @@ def client_view(training: Training, message: PerturbedModel, split: Split, loss:
         metric,
         as_seen,
         true,
+        bool(len(message.group_secrets)),
     )

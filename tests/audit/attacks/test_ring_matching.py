@@ -60,11 +60,33 @@ def every_round(_draws, kept):
     return kept
 
 
+def equal_steps(draws, _kept):
+    start, step = uniform(draws)[:2]
+    return start + step * np.arange(TERMS * LENGTH + 1, dtype=np.uint64)
+
+
+def multiples_of_neighbours(draws, _kept):
+    mask = uniform(draws)
+    mask[1::2] = np.uint64(3) * mask[:-1:2]
+    return mask
+
+
 def short(draws, _kept):
     return uniform(draws) >> np.uint64(20)
 
 
-@pytest.mark.parametrize("weak", [bare_in_places, period, repeated_with_other_sign, every_round, short])
+@pytest.mark.parametrize(
+    "weak",
+    [
+        bare_in_places,
+        period,
+        repeated_with_other_sign,
+        every_round,
+        short,
+        equal_steps,
+        multiples_of_neighbours,
+    ],
+)
 def test_weak_masks_tell_the_world(weak):
     assert told(weak) == 1.0
 

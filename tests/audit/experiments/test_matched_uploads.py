@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bilateral.audit.attacks import stripped_masks
 from bilateral.audit.experiment import EFFORTS, Context, undefended
 from bilateral.audit.experiments.matched_uploads import MATCHED, WEIGHED, matched
 from bilateral.audit.experiments.swapped_attackers import attackers_of
@@ -113,6 +114,19 @@ def forty_bits(mask, _lengths):
     return mask & np.int64((1 << 40) - 1)
 
 
+def threefold_neighbours(mask, lengths):
+    for row in rows(mask, lengths)[:-1]:
+        even = row[: len(row) // 2 * 2]
+        even[1::2] = 3 * even[::2]
+    return mask
+
+
+def equal_steps(mask, lengths):
+    for row in rows(mask, lengths):
+        row[:] = row[0] + row[-1] * np.arange(len(row))
+    return mask
+
+
 WEAK = [
     last_tenth_bare,
     one_in_four_bare,
@@ -121,6 +135,8 @@ WEAK = [
     period_of_1000,
     one_mask_for_all_terms,
     forty_bits,
+    threefold_neighbours,
+    equal_steps,
 ]
 
 
@@ -132,15 +148,59 @@ def test_weak_masks_are_judged_broken(monkeypatch, bare, change):
     assert all(evidence.target.of(MATCHED).mean >= 0.9 for evidence in found.values())
 
 
-def test_the_same_masks_in_every_round_are_judged_broken(monkeypatch, bare):
-    drawn = Occasion.pair_secret
+def test_colluders_take_their_own_weak_masks_off_and_find_the_rest(monkeypatch, bare):
+    """What they compute is what clients compute, weak as it is."""
+    weaken(monkeypatch, last_tenth_bare)
+    monkeypatch.setattr(stripped_masks, "add_masks", mask_client.add_masks)
+    verdicts, _ = judged(bare, ("server with colluding clients",))
+    assert verdicts == {"server with colluding clients": "broken"}
+
+
+def same_seeds_in_every_round(monkeypatch):
+    """Returns what tells the round that was last asked for."""
+    drawn, asked = Occasion.pair_secret, {}
 
     def of_the_first_round(self, ring, other, purpose):
+        asked["round"] = self.round_index
         fixed = replace(self, round_index=0, attempt=0, opening_digest=b"") if purpose == "mask" else self
         return drawn(fixed, ring, other, purpose)
 
     monkeypatch.setattr(Occasion, "pair_secret", of_the_first_round)
     monkeypatch.setattr(mask_client, "bound_seed", lambda seed, _context: seed)
+    return asked
+
+
+def test_streams_of_rounds_that_overlap_are_judged_broken(monkeypatch, bare):
+    """Round r has the words of a pair's one stream from the r-th on."""
+    asked = same_seeds_in_every_round(monkeypatch)
+
+    def add(values, seeds, lengths):
+        add_masks(values, seeds[:1], lengths)
+        for seed, sign in seeds[1:]:
+            long = np.zeros(len(values) + 64, dtype=np.int64)
+            add_masks(long, [(seed, 1)], [len(long)])
+            values += sign * long[asked["round"] :][: len(values)]
+
+    monkeypatch.setattr(mask_client, "add_masks", add)
+    verdicts, _ = judged(bare)
+    assert verdicts == dict.fromkeys(ALONE, "broken")
+
+
+def test_one_mask_for_all_pairs_is_judged_broken(monkeypatch, bare):
+    """With four clients the sum of a client's three masks is a small multiple of that one."""
+
+    def add(values, seeds, lengths):
+        add_masks(values, seeds[:1], lengths)
+        for _, sign in seeds[1:]:
+            add_masks(values, [(bytes(32), sign)], lengths)
+
+    monkeypatch.setattr(mask_client, "add_masks", add)
+    verdicts, _ = judged(bare)
+    assert verdicts == dict.fromkeys(ALONE, "broken")
+
+
+def test_the_same_masks_in_every_round_are_judged_broken(monkeypatch, bare):
+    same_seeds_in_every_round(monkeypatch)
     verdicts, _ = judged(bare)
     assert verdicts == dict.fromkeys(ALONE, "broken")
 

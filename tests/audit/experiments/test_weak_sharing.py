@@ -16,7 +16,7 @@ from bilateral.audit.experiments.shared_setting import prepare
 from bilateral.audit.experiments.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge
 from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.protocols.share import prediction
+from bilateral.protocols.share import comparison, prediction
 from bilateral.protocols.share.comparison import HARDENED, Blinding, factor_bits
 from bilateral.protocols.share.shuffling import random_orders
 from bilateral.protocols.share.streams import SessionTerms, Stream
@@ -97,8 +97,10 @@ def test_weak_masks_do_not_hide_queries_and_weights(setting, monkeypatch, change
 
 
 def test_right_masks_do(setting):
+    """In 20 trials a game may look suspicious by chance; then nothing is concluded from that row."""
     found = [judge(one) for one in hiding_experiment(setting, quiet)]
     assert not [one.reason for one in found if one.verdict == "broken"]
+    assert {one.evidence.tests for one in found if one.verdict == "holds"} == {SERVER, ANSWERER}
 
 
 def weak_blinding(change):
@@ -145,6 +147,21 @@ def test_weak_blinding_does_not_hide_activations(setting, monkeypatch, changes):
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
     assert broken(signs_experiment(setting, quiet)) == {"signs of activations"}
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weak_factors_are_found_by_a_control_that_does_not_draw_them(setting, monkeypatch, constant):
+    """Inside the protocol's own factors: one a query, or one for all. The compiled loops would not see it."""
+    right = comparison._factors
+
+    def weak(words, top, is_logarithmic):
+        found = right(words, top, is_logarithmic)
+        chosen = found[:1, :1] * 0 + 0x35A7B1 if constant else found[:, :1]
+        return chosen.expand_as(found).contiguous()
+
+    monkeypatch.setattr(comparison, "_factors", weak)
+    monkeypatch.setattr(Blinding, "_is_fused", property(lambda _self: False))
+    assert "signs of activations" in broken(signs_experiment(setting, quiet))
 
 
 def test_right_blinding_does(setting):

@@ -5,13 +5,16 @@ mask that it knows (`stripped_masks`) and subtracts. Of the right candidate noth
 
 - a coordinate without a mask leaves zero;
 - a mask word that is used twice, in one row, in two rows or at any distance, leaves the same number twice, up to its
-  sign: all residuals of a round are sorted, and neighbours compared;
-- a mask that is used in two rounds leaves the same number at the same coordinate, whichever the two rounds are;
-- masks that do not fill the ring leave bits that are not like coins.
+  sign: all residuals of a round are sorted, and neighbours compared; so are differences of neighbouring residuals,
+  which find masks that go on in equal steps;
+- a mask that is used in two rounds leaves the same number at the same coordinate, whichever the two rounds are, or at
+  another one, if streams of rounds overlap;
+- a mask that is a small multiple of its neighbour, or of the other suspect's at the same place, is found by that;
+- masks that do not fill the ring, or fill it too evenly, leave bits that are not like coins.
 
 Of the wrong candidate the difference of the two stays, which hides all this. Under masks that are uniform and
 independent the residuals of both are uniform, and the guess is a coin (test_uniform_masks_leave_a_coin). Chance hits
-are rare: a hit is a distance of about 2^30 in a ring of 2^64.
+are rare: a hit is a distance of about 2^30 in a ring of 2^64. Other relations between masks are not looked for.
 """
 
 from __future__ import annotations
@@ -36,11 +39,16 @@ FloatArray = NDArray[np.float64]
 _SLACK_BITS = 22
 """A candidate may be wrong by 2^-22 of a row's size: it was computed in float32."""
 _LEAST_SLACK = 4.0
+_WORD_BITS = 64
 _MAX_ACROSS = 1 << 14
 """Coordinates that are compared between rounds, evenly spaced."""
 _MAX_BITS = 1 << 13
 """Residuals that are looked at bit by bit, evenly spaced."""
 _LARGEST = 2.0**62
+_MULTIPLES = (2, 3, 4, 5, 7, 8, 16)
+"""And their negatives; 1 and -1 are among the repeated words."""
+_SURE = 8.0
+"""Standard deviations by which hits at any place must exceed what chance gives: there are many pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,17 +144,74 @@ def matches_across(rounds: Sequence[Residual]) -> FloatArray:
     return hits.reshape(len(rounds), 2).astype(np.float64)
 
 
+def steady_steps(one: Residual) -> FloatArray:
+    """Of each candidate, how many differences of neighbouring residuals are zero, or are there twice."""
+    both = one.telling[1:] & one.telling[:-1]
+    found = []
+    for words in one.words:
+        steps = (words[1:] - words[:-1])[both]
+        ordered = np.sort(np.minimum(steps, np.uint64(0) - steps))
+        found.append(np.sum(ordered <= 2 * one.slack) + np.sum(np.diff(ordered) <= 4 * one.slack))
+    return np.array(found, dtype=np.float64)
+
+
+def multiples(words: Words, others: Words, telling: NDArray[np.bool_], slack: float) -> FloatArray:
+    """Of each candidate (rows), how many of these words are a small multiple of those at the same place."""
+    total = np.zeros(len(words))
+    for factor in _MULTIPLES:
+        scaled = np.uint64(factor) * others
+        for left in (words - scaled, words + scaled):
+            sizes = np.minimum(left, np.uint64(0) - left)
+            total += np.sum((sizes <= (1 + factor) * slack) & telling, axis=1)
+    return total
+
+
+def _neighbours_multiples(one: Residual) -> FloatArray:
+    telling = one.telling[1:] & one.telling[:-1]
+    found = multiples(one.words[:, 1:], one.words[:, :-1], telling, one.slack)
+    return found + multiples(one.words[:, :-1], one.words[:, 1:], telling, one.slack)
+
+
+def _mutual_multiples(first: Residual, second: Residual) -> FloatArray:
+    """Of one suspect's residuals and the other's, and the other way round; in a world both candidates are its own."""
+    telling, slack = first.telling & second.telling, max(first.slack, second.slack)
+    same = multiples(first.words, second.words, telling, slack) + multiples(second.words, first.words, telling, slack)
+    equal = np.minimum(first.words - second.words, second.words - first.words)
+    opposite = np.minimum(first.words + second.words, np.uint64(0) - first.words - second.words)
+    found: FloatArray = same + np.sum(((equal <= 2 * slack) | (opposite <= 2 * slack)) & telling, axis=1)
+    return found
+
+
+def matches_anywhere(rounds: Sequence[Residual]) -> FloatArray:
+    """Of each round and candidate, how many residuals another round has anywhere, beyond what chance gives."""
+    parts = [one.sizes[candidate, one.telling] for one in rounds for candidate in (0, 1)]
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    sizes = np.concatenate(parts)
+    if len(sizes) < 2:
+        return np.zeros((len(rounds), 2))
+    order = np.argsort(sizes)
+    ordered, owners = sizes[order], owners[order]
+    reach = 2 * max(one.slack for one in rounds)
+    near = (np.diff(ordered) <= reach) & (owners[1:] // 2 != owners[:-1] // 2)
+    hits = np.bincount(owners[1:][near], minlength=len(parts)) + np.bincount(owners[:-1][near], minlength=len(parts))
+    expected = 2.0 * np.array([len(part) for part in parts]) * len(sizes) * reach / 2.0**63
+    beyond = hits - expected - _SURE * np.sqrt(expected + 1)
+    found: FloatArray = np.maximum(beyond, 0.0).reshape(len(rounds), 2)
+    return found
+
+
 def unlikely_bits(one: Residual) -> FloatArray:
     """Of each candidate, how far the bits of its residuals are from coins: squared deviations, summed over bits.
 
-    Each bit by itself, and whether it equals the next higher one: a short mask is a small number of either sign.
+    Each bit by itself, and whether it equals the next higher one: a short mask is a small number of either sign. Coins
+    have a sum of 1 a bit: less is as unlikely as more.
     """
     words = one.words[:, :: max(1, one.words.shape[1] // _MAX_BITS)]
     found = []
     for both in (words, words ^ (words << np.uint64(1))):
         bits = np.unpackbits(np.ascontiguousarray(both).view(np.uint8).reshape(2, -1, 8), axis=2)
         found.append(4.0 * bits.shape[1] * np.square(bits.mean(1) - 0.5).sum(1))
-    total: FloatArray = np.sum(found, axis=0)
+    total: FloatArray = np.abs(np.sum(found, axis=0) - 2 * _WORD_BITS)
     return total
 
 
@@ -158,8 +223,10 @@ def guess_worlds(first: Sequence[Residual], second: Sequence[Residual]) -> list[
     hits = np.zeros((len(first), 2))
     bits = np.zeros((len(first), 2))
     for rounds in (first, second):
-        hits += np.stack([matches(one) for one in rounds]) + matches_across(rounds)
+        hits += np.stack([matches(one) + steady_steps(one) + _neighbours_multiples(one) for one in rounds])
+        hits += matches_across(rounds) + matches_anywhere(rounds)
         bits += np.stack([unlikely_bits(one) for one in rounds])
+    hits += np.stack([_mutual_multiples(*pair) for pair in zip(first, second, strict=True)])
     tied = hits[:, 0] == hits[:, 1]
     return [int(value) for value in np.where(tied, bits[:, 1] > bits[:, 0], hits[:, 1] > hits[:, 0])]
 

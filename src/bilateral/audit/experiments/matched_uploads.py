@@ -1,4 +1,4 @@
-"""Swapped batches, told by matching in the ring: are the masks uniform, everywhere and every time?
+"""Swapped batches, told by matching in the ring: are masks missing, repeated, related or short anywhere?
 
 A reading of a whole upload misses masks that are weak in places. Here a handful of coordinates is enough
 (`ring_matching`). The attacker computes what each world would have made of an upload, so this works where clients'

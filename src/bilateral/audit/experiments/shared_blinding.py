@@ -1,8 +1,8 @@
 """Blinded numbers against ideal ones: does the querying party see more than line 5 of the ledger admits?
 
-Negative control: the same compared numbers, blinded by the auditor as the hardened comparison is meant to blind, with
-randomness of its own. What is better for the attacker than that comes from flips, factors or streams that are not what
-they should be. Positive: the published comparison, which flips nothing.
+Negative control: the same compared numbers, blinded by the auditor as the hardened comparison is meant to blind, by
+code and randomness of its own. What is better for the attacker than that comes from flips, factors or streams that are
+not what they should be. Positive: the same numbers with one factor a query, the same in every view, and no flips.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bilateral.audit.experiments.shared_setting import Seen
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_views import comparison_bits
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share.comparison import HARDENED, Blinding, factor_bits
+from bilateral.protocols.share.comparison import FACTOR_OCTAVES, factor_bits
 from bilateral.protocols.share.plaintext import FixedPointModel
 from bilateral.randomness import Randomness
 
 ACTIVE = Metric("error of a layer's share of active neurons", "low")
 SHAPE = Metric("error of a layer's relative sizes, octaves", "low", digits=2)
 AGAIN = Metric("blinded numbers seen again", "high")
-_READ = 0.01
-"""Of `ACTIVE`. Guessing one half is often within 0.05: about so many neurons are active."""
+_GATES = (Gate(ACTIVE, 0.01), Gate(SHAPE, 0.1), Gate(AGAIN, 0.5))
+"""Guessing one half is often within 0.05 of the share of active neurons."""
 
 Truth = Mapping[str, Sequence[Tensor]]
 """By answering party: t of every comparison, (queries, numbers) each."""
@@ -46,20 +46,28 @@ def blinding_evidence(
         target=target,
         positive=positive,
         negative=negative,
-        gates=(Gate(ACTIVE, _READ),),
+        gates=_GATES,
         paired=True,
         remark="the sizes that line 5 of the ledger admits are in the negative control too",
     )
 
 
-def ideal_views(
-    models: Mapping[str, FixedPointModel], truth: Truth, num_views: int, randomness: Randomness
+def made_views(
+    models: Mapping[str, FixedPointModel],
+    truth: Truth,
+    num_views: int,
+    randomness: Randomness,
+    *,
+    spoilt: bool = False,
 ) -> list[Seen]:
-    """What the querying party would see if all blinding were drawn anew, as the hardened comparison says."""
+    """What the querying party would see if all blinding were drawn anew, as the hardened comparison says.
+
+    `spoilt`: with one factor a query, the same in every view, and without flips.
+    """
     return [
         {
             name: [
-                _blinded(numbers, bits, randomness.child(view, name, place))
+                _blinded(numbers, bits, randomness.child(0 if spoilt else view, name, place), spoilt=spoilt)
                 for place, (numbers, bits) in enumerate(
                     zip(comparisons, comparison_bits(models[name].circuit), strict=True)
                 )
@@ -70,15 +78,19 @@ def ideal_views(
     ]
 
 
-def _blinded(numbers: Tensor, fraction_bits: int, randomness: Randomness) -> Tensor:
-    """The order stays: no figure here depends on it."""
-    words, spread = (
-        torch.frombuffer(bytearray(randomness.child(i).random_bytes(8 * numbers.numel())), dtype=torch.int64)
-        for i in range(2)
-    )
-    shape = numbers.shape
-    drawn = Blinding(words.reshape(shape), spread.reshape(shape), None, factor_bits(fraction_bits), HARDENED)
-    return drawn.signs * (drawn.factors * numbers + drawn.offsets)
+def _blinded(numbers: Tensor, fraction_bits: int, randomness: Randomness, *, spoilt: bool) -> Tensor:
+    """s (k t + e), from the words of `share/comparison` and not from its code; the order stays: no figure needs it.
+
+    k is odd, its logarithm the sum of three uniform numbers over the top octaves; 0 < e < k; s is a coin.
+    """
+    queries = len(numbers)
+    columns = 1 if spoilt else numbers.shape[1]
+    place = torch.stack([randomness.child("octave", i).uniform(queries, columns) for i in range(3)]).mean(0)
+    log_factors = factor_bits(fraction_bits) - FACTOR_OCTAVES * (1 - place)
+    factors = torch.exp2(log_factors).to(torch.int64) | 1
+    offsets = 1 + (randomness.child("offset").uniform(*numbers.shape) * (factors - 1)).to(torch.int64)
+    signs = 1 if spoilt else randomness.child("sign").signs(*numbers.shape).to(torch.int64)
+    return signs * (factors * numbers + offsets.clamp_max(factors - 1))
 
 
 def pattern_scores(views: Sequence[Seen], truth: Truth) -> tuple[Scores, ...]:

@@ -4,7 +4,7 @@ The attacker trains on runs that it plays by itself, with networks of its own (`
 real ones. Worlds (`shared_worlds`) are as far apart as can be: queries t or -t, black or bright ones, repeated or
 changing ones, weights of zero or large ones; and, for the querying party, two networks whose answers differ by opposite
 amounts, so that the sum is the same. In the last game of server and answering party one world has random words in place
-of those that are masked: a view that cannot be told from it says nothing at all.
+of those that are masked (packed bits stay): to this classifier the view should look like that.
 
 Negative control: which world a run belongs to is a coin that nobody has seen, so its chance is one half whatever the
 masks are. Positive: the same messages without masks; for the sum, a single answer.

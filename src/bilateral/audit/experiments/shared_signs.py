@@ -16,7 +16,7 @@ from torch import Tensor
 from bilateral.audit.attacks.activation_factors import read_exactly
 from bilateral.audit.attacks.activation_signs import ReadActivations, read_by_vote, read_once
 from bilateral.audit.evidence import Condition, Evidence, Gate
-from bilateral.audit.experiments.shared_blinding import blinding_evidence, ideal_views
+from bilateral.audit.experiments.shared_blinding import blinding_evidence, made_views
 from bilateral.audit.experiments.shared_setting import Progress, Seen, SharedSetting, ask_again, random_like
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
@@ -51,8 +51,14 @@ def signs_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
         found.append(_evidence(setting, conditions, (Gate(SIGNS, 0.95),), adaptive=adaptive))
     conditions = [Condition(what, (_exact_scores(seen, truth, len(queries)),)) for what, seen in shown]
     found.append(_factoring_evidence(setting, conditions))
-    ideal = ideal_views(setting.models, truth, repeats, setting.randomness.child("ideal blinding"))
-    against_ideal = (*shown[:2], ("the same numbers, blinded anew as the hardened comparison says", ideal))
+    drawn = setting.randomness.child("made blinding")
+    spoilt = made_views(setting.models, truth, repeats, drawn.child("spoilt"), spoilt=True)
+    ideal = made_views(setting.models, truth, repeats, drawn.child("ideal"))
+    against_ideal = (
+        shown[0],
+        ("the same numbers with one factor a query, in all views, and no flips", spoilt),
+        ("the same numbers, blinded anew as the hardened comparison says", ideal),
+    )
     found.append(blinding_evidence(_subject(setting), against_ideal, truth, _seen(setting)))
     return found
 
