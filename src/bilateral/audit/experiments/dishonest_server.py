@@ -23,8 +23,9 @@ from bilateral.protocols.guarantee import Guarantee
 
 OBTAINED = Metric("single uploads obtained", "high", is_rate=True, digits=2)
 UPLOAD_ERROR = Metric("error of the upload, over that of the sum's mean", "low", digits=2)
-SUCCESS = 0.05
-"""An upload counts as obtained if the guess is this much closer to it than the mean of an honest sum."""
+SUCCESS = 0.2
+"""An upload counts as obtained if the guess is this much closer to it than the mean of an honest sum. Those who were
+sent a model of zeros still say something about their labels, in the head's bias: some 0.06 with cross entropy."""
 _TRIALS = 20
 Guess = Callable[[int, str], Tensor | None]
 

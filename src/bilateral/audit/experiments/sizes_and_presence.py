@@ -37,7 +37,8 @@ from bilateral.randomness import SeededRandomness
 
 SIZE_ERROR = Metric("error of a row's size, in powers of two", "low", digits=2)
 PRESENCE_READ = Metric("clients' presence read", "high", is_rate=True, digits=2)
-_UPLOADS = 20
+_SIZES = 80
+"""Rows of uploads: another client's size is often the same power of two."""
 _PARTICIPATION = 0.8
 _DROPOUT = 0.25
 _ROUNDS = 8
@@ -48,7 +49,7 @@ Sizes = dict[tuple[str, int, int], float]
 def _sizes(context: Context) -> Sequence[Evidence]:
     names = context.federation().names
     present = names[: context.plan.federation.num_participants(len(names))]
-    rounds = math.ceil(_UPLOADS / len(present))
+    rounds = math.ceil(_SIZES / (len(present) * _num_terms(context)))
     context.on_progress(0.0, "announcing ranges that nothing fits")
     told = _probed(context, present, rounds)
     context.on_progress(0.5, "true sizes")
@@ -81,13 +82,16 @@ def _sizes(context: Context) -> Sequence[Evidence]:
     ]
 
 
+def _num_terms(context: Context) -> int:
+    perturbed = context.plan.protection == "perturbation"
+    return len(term_names(surroundings_of(context).perturbation)) if perturbed else 1
+
+
 def _probed(context: Context, present: Sequence[str], rounds: int) -> Sizes:
     plan, federation, around = context.plan, context.federation(), surroundings_of(context)
     blueprint = make_blueprint(plan, federation)
     server, exchange = blueprint.server().server, blueprint.local_exchange(_unrecorded)
-    perturbed = plan.protection == "perturbation"
-    num_terms = len(term_names(around.perturbation)) if perturbed else 1
-    shape = UploadShape(num_terms, around.graph.num_parameters, around.graph.num_statistics)
+    shape = UploadShape(_num_terms(context), around.graph.num_parameters, around.graph.num_statistics)
     run_id = SimulatedSecrets(plan.seed, federation.names).run_id
     attacker = RangeProbe(run_id, federation.names, mask_settings(around), shape)
     found: Sizes = {}
