@@ -176,7 +176,11 @@ def observe(
 
 
 def random_gradients(observed: Observed, kit: Kit) -> Observed:
-    """Normal numbers with the norms of what was observed: the negative control of an attack on it."""
-    drawn = kit.randomness.child("random gradients").normal(*observed.gradients.shape).float()
-    sizes = observed.gradients.norm(dim=1, keepdim=True) / drawn.norm(dim=1, keepdim=True)
-    return Observed(observed.model, observed.parameters, drawn * sizes, observed.count)
+    """The numbers of each gradient in random order: the negative control of an attack on it.
+
+    Normal numbers of the same norm would not do: an attack that is given words of a mask, which are uniform, ends with
+    slightly other images than one that is given normal numbers, and that would pass for a success.
+    """
+    draws = kit.randomness.child("random gradients")
+    rows = [row[draws.child(number).permutation(len(row))] for number, row in enumerate(observed.gradients)]
+    return replace(observed, gradients=torch.stack(rows))
