@@ -42,7 +42,7 @@ class Training:
 
         1. the aggregation prepares the round (masks: clients share their seeds)
         2. the server sends the round's model to those who are still there
-        3. each client trains; with cross entropy it asks the server once in between; and uploads
+        3. each client trains; with the published cross entropy it asks the server once in between; and uploads
            (a question that makes no sense is an incident, and its sender is out of the round)
         4. the aggregation makes one sum of the uploads (masks: clients help to unmask it)
         5. the server recovers the gradient from the sum and takes a step

@@ -60,7 +60,7 @@ class CallTiming:
 
 @dataclass(frozen=True)
 class ExchangeTiming:
-    """One exchange with all sites; with cross entropy, training is a conversation of two calls a site."""
+    """One exchange with all sites; with the published cross entropy, training is a conversation of two calls a site."""
 
     stage: str
     seconds: float
