@@ -45,8 +45,8 @@ class Party(Protocol):
 class Dropouts:
     """Simulated deaths: in each round a client dies with probability `rate`, after a random number of replies.
 
-    `max_replies`: the most after which it dies. A masked round has four replies (shares, upload, signature, reveal), and
-    with the published cross entropy a question more, so that four lets a client die before each of them.
+    `max_replies`: the most after which it dies. A masked round has four replies (shares, upload, signature, reveal),
+    and with the published cross entropy a question more, so that four lets a client die before each of them.
     """
 
     rate: float
