@@ -27,6 +27,8 @@ from bilateral.protocols.messages import Upload
 
 ATTACK = "labels from the head's gradient"
 GATES = (Gate(LABEL, 0.9),)
+DRAWS = 10
+"""Random gradients for each observed one: labels are guessed right by chance, and how often must be known."""
 
 
 def label_evidence(context: Context, target: Rounds, control: Rounds, tests: Subject | int) -> list[Evidence]:
@@ -41,7 +43,6 @@ def label_evidence(context: Context, target: Rounds, control: Rounds, tests: Sub
 
 def _naive(context: Context, target: Rounds, positive: Condition, tests: Subject | int) -> Evidence:
     observed = _as_sent(target)
-    floor = random_gradients(observed, kit_of(context, target.recording, ATTACK))
     return Evidence(
         tests,
         "curious server",
@@ -50,9 +51,8 @@ def _naive(context: Context, target: Rounds, positive: Condition, tests: Subject
         "the first term of each upload, read as a gradient",
         _condition(target.recording.protection, target.trials, _read(observed)),
         positive,
-        _condition("random gradients", target.trials, _read(floor)),
+        _by_chance(context, target, observed),
         GATES,
-        paired=True,
     )
 
 
@@ -62,10 +62,9 @@ def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subj
     first = target.trials[0]
     if isinstance(upload_of(view, first.round_index, first.client), Upload):
         observed = _own(view, target)
-        floor = random_gradients(observed, kit_of(context, target.recording, ATTACK))
         seen, trials = "each upload by itself, with the round's secrets", list(target.trials)
         guesses = _read(observed)
-        negative = _condition("random gradients", trials, _read(floor))
+        negative, paired = _by_chance(context, target, observed), False
     else:
         sums = _labels_of_sums(context, view, target)
         hints = dict(zip(target.trials, _own(view, target).gradients, strict=True))
@@ -73,6 +72,7 @@ def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subj
         guesses = [_deal_out(sums[t.round_index], hints[t], view) for t in trials]
         seen = "the labels of the round's sum, dealt out by what each upload suggests without its self mask"
         negative = _condition("the same guess, another participant", [t.others[0] for t in trials], guesses)
+        paired = True
     return Evidence(
         tests,
         "curious server",
@@ -83,7 +83,7 @@ def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subj
         positive,
         negative,
         GATES,
-        paired=True,
+        paired=paired,
     )
 
 
@@ -109,6 +109,12 @@ def _of_sum(context: Context, target: Rounds, positive: Condition) -> Evidence:
         GATES,
         paired=True,
     )
+
+
+def _by_chance(context: Context, target: Rounds, observed: Observed) -> Condition:
+    kits = [kit_of(context, target.recording, ATTACK, str(number)) for number in range(DRAWS)]
+    guesses = [guess for kit in kits for guess in _read(random_gradients(observed, kit))]
+    return _condition("random gradients", [*target.trials] * DRAWS, guesses)
 
 
 def _deal_out(labels: Tensor, hint: Tensor, view: View) -> int:
