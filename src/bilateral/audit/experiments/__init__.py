@@ -31,7 +31,7 @@ ABOUT: Final[Mapping[str, tuple[Subject | int, ...]]] = {
     "dishonest-server": ("overlapping sums",),
     "chosen-sample": (16,),
     "shared-answers": ("signs of activations", 5, 13, 14),
-    "hidden-queries": ("shared prediction, server", "shared prediction, answering party", "single answers"),
+    "hidden-queries": ("shared prediction, server", "shared prediction, answering party", "single answers", 5),
 }
 """By experiment, the claims and ledger lines that it can test: what is left untested where it is not done."""
 

@@ -42,6 +42,7 @@ from bilateral.audit.shared_views import (
     querying_view,
 )
 from bilateral.protocols.guarantee import Subject
+from bilateral.protocols.share.comparison import HARDENED
 from bilateral.protocols.share.plaintext import FixedPointModel
 from bilateral.randomness import Randomness
 
@@ -171,7 +172,7 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
 
     return [
         Evidence(
-            tests="single answers",
+            tests="single answers" if setting.style is HARDENED else 5,
             adversary="querying party",
             attack=_attack_name(adaptive),
             adaptive=adaptive,
