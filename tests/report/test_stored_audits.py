@@ -70,7 +70,7 @@ def test_the_server_is_at_chance_against_masked_uploads():
             assert got.interval[0] <= chance.mean <= got.interval[1] or got.mean <= chance.mean
     for one in rows("default", "single uploads", "source of a sample"):
         low, high = one.target.of(AUC).interval
-        assert low <= 0.5 <= high
+        assert low - 1e-3 <= 0.5 <= high + 1e-3  # one sum scores all clients alike, and rounding orders equal scores
     assert words("default")["single uploads"] == "holds"
 
 
