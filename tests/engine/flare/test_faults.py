@@ -22,8 +22,9 @@ from bilateral.engine.plan import dump_plan
 from bilateral.learning.training import relative_difference
 from bilateral.learning.vocabulary import STAGES
 
-ROUNDS = 1200
-"""A killed site takes up to 60 seconds to come back on a busy machine, and two clients do up to ten rounds a second."""
+ROUNDS = 1500
+"""A killed site takes up to 60 seconds to come back on a busy machine, and two clients do some ten rounds a second with
+the published exchange; without it they would be through too soon."""
 LIMIT = 600.0
 MARK = "BILATERAL_PARTY"
 
@@ -134,6 +135,7 @@ def disturbed(tmp_path_factory):
         training__rounds=ROUNDS,
         training__learning_rate=0.01,
         aggregation__threshold=0.6,
+        perturbation__softmax="blinded",
         federation__timeout=20.0,
         federation__patience=120.0,
     )

@@ -103,10 +103,11 @@ class PerturbClient:
         pending = self._pending
         if pending is None or message.round_index != pending.model.round_index:
             raise ProtocolError(f"{self.name}: a softmax reply of round {message.round_index} was not asked for.")
-        outputs, self._pending = pending.passed.outputs, None
+        outputs = pending.passed.outputs
         for name in ("blinded_denominators", "blinder_coefficients", "corrections"):
             message.expect_shape("the server", name, tuple(outputs.shape))
         message.check_finite("the server")
+        self._pending = None
         softmax = cross_entropy.unblind(message, pending.blinders)
         target = F.one_hot(pending.targets, outputs.shape[1]).double()
         cotangents = scheme.cross_entropy_cotangents(
