@@ -12,6 +12,8 @@ from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan
 
 QUICK = ("--rounds", 2, "--quiet")
+HANG = 300.0
+"""Seconds after which a command that should have ended hangs."""
 
 
 def refused(outcome, *expected: str) -> None:
@@ -201,16 +203,16 @@ def test_predicting_on_other_data_is_refused(bilateral):
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
-    words = ["-m", "bilateral.cli.main", "run", "--data", "wine", "--model", "mlp-3", "--rounds", "100000",
+    words = ["-m", "bilateral.cli.main", "run", "--data", "wine", "--model", "mlp-3", "--rounds", "10000000",
              "--set", "training.learning_rate=0.001", "--output", "out", "--quiet"]  # fmt: skip
     process = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not (tmp_path / "out" / "checkpoint.safetensors").exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(2)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "--resume out" in err
     assert "Traceback" not in err
