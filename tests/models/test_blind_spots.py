@@ -1,4 +1,4 @@
-"""What a trace of the calls does not show, and what the plain network does all the same: kept right, or refused by name.
+"""What a trace of the calls does not show, though the plain network does it: kept right, or refused by name.
 
 The oracle is plain autograd in float64 on the user's own module, in the modes that the user chose.
 """

@@ -171,13 +171,13 @@ def _backward_functions(output: Tensor) -> Iterator[str]:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction):
-            yield node.name().removesuffix("Backward")
+            yield type(node).__name__.removesuffix("Backward")
         stack.extend(parent for parent, _ in node.next_functions)
 
 
 def _refuse_without_values(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise ModelError(f"`{name}` has no shape yet.", remedy="Run the lazy module once on an example input.")
         if tensor.is_meta:
             raise ModelError(
@@ -200,7 +200,7 @@ def _refuse_hooks(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise _hooked(f"Parameter `{name}`", "gradient hook")
-    if torch_module._has_any_global_hook():
+    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise _hooked("Every module", "global hook")
 
 

@@ -60,4 +60,4 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return model.named_modules(remove_duplicate=False)
+    yield from model.named_modules(remove_duplicate=False)

@@ -40,10 +40,8 @@ class OtherBatch:
         try:
             other = run_call(node, module, args, kwargs)
         except Exception as error:  # torch raises many types for a shape that does not fit
-            raise _refusal(
-                label,
-                f"it takes {BATCH} samples and not {OTHER_BATCH}, so it depends on the number of samples ({error})",
-            ) from error
+            reason = f"it takes {BATCH} samples and not {OTHER_BATCH}: it depends on the number of samples ({error})"
+            raise _refusal(label, reason) from error
         for ours, theirs in zip(_tensors(output), _tensors(other), strict=False):
             if ours.numel() * OTHER_BATCH != theirs.numel() * BATCH:
                 raise _refusal(label, "the size of its output does not follow the number of samples")

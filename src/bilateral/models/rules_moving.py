@@ -75,7 +75,7 @@ for _name in _MOVING_METHODS:
 
 
 def only_moves(node: fx.Node) -> bool:
-    """Whether a call only moves elements: then its settings are places and shapes, which identities follow as they are."""
+    """Whether a call only moves elements: then its settings are places and shapes, and identities follow them."""
     if node.op == "call_method":
         return str(node.target) in (*_MOVING_METHODS, "view_as", "reshape_as", "expand_as")
     return node.op == "call_function" and node.target in _MOVING_FUNCTIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ from bilateral.models.calls import trace
 from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
+
+_GROUP_NORM: Final = "torch may crash in the backward pass of GroupNorm"
+_IN_ORDER: Final = "`view` needs values that lie in order (use `reshape` or `flatten` instead)"
+_HAZARDOUS_CALLS: Final = {"group_norm": _GROUP_NORM, "view": _IN_ORDER, "view_as": _IN_ORDER}
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
@@ -42,17 +47,13 @@ def channels_last_hazard(model: nn.Module) -> str:
     if any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())):
         return "torch has no such format for three-dimensional convolutions"
     if any(isinstance(m, nn.GroupNorm) for m in model.modules()):
-        return "torch may crash in the backward pass of GroupNorm"
+        return _GROUP_NORM
     try:
         graph, _ = trace(copy.deepcopy(model))
     except ModelError:
         return "its calls cannot be traced"
     called = {str(getattr(node.target, "__name__", node.target)) for node in graph.nodes}
-    if "group_norm" in called:
-        return "torch may crash in the backward pass of group_norm"
-    if called & {"view", "view_as"}:
-        return "`view` needs values that lie in order (use `reshape` or `flatten` instead)"
-    return ""
+    return next((reason for name, reason in _HAZARDOUS_CALLS.items() if name in called), "")
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
