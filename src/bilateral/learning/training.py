@@ -14,6 +14,7 @@ from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Exchange, Packet
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.models.modes import evaluating
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
@@ -85,13 +86,8 @@ class Training:
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                result: Tensor = self.model(inputs)
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model), torch.no_grad():
+            result: Tensor = self.model(inputs)
         return result
 
 

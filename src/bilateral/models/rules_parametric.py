@@ -4,6 +4,7 @@ With `s_in`, `s_out` the factors of a layer's input and output channels:
 
     linear, convolution   weight * s_out / s_in,  bias * s_out,  s_out fresh
     batch normalisation   weight * s_out, bias * s_out, s_out fresh; statistics: mean * s_in, variance * s_in^2
+      in evaluation mode  the same with s_in = 1, channels in place: the statistics are constants
     group / layer norm    the same, with s_in tied inside a group
     PReLU                 weight unchanged (a positive factor passes through), permuted with its channels
 """
@@ -260,7 +261,20 @@ def _batch_norm_module(
             "Give each place a BatchNorm of its own.",
         )
     channels = builder.channels(site, x)
+    if not module.training and module.running_mean is not None:
+        return _frozen_batch_norm(builder, site, own, channels)
     axis = Axis.of(channels)
     builder.statistics.append(Statistics(site.path, channels.scale, axis, tracked=module.running_mean is not None))
     result = _normalised(builder, site, own.get("weight"), own.get("bias"), channels, axis)
+    return Identities.by_channel(result, site.output.shape, builder.token())
+
+
+def _frozen_batch_norm(
+    builder: GraphBuilder, site: Site, own: dict[str, Parameter], channels: Identities
+) -> Identities:
+    """In evaluation mode it subtracts and divides by constants, channel by channel: what enters it stays as it is."""
+    reason = f"meets the fixed statistics of {site.label}, which is in evaluation mode"
+    builder.scales.pin(channels.scale, reason)
+    builder.neurons.pin(channels.neuron, reason)
+    result = _normalised(builder, site, own.get("weight"), own.get("bias"), channels, Axis.of(channels))
     return Identities.by_channel(result, site.output.shape, builder.token())

@@ -77,6 +77,10 @@ class ScaleGraph:
     head: str
     num_outputs: int
     head_input_classes: Tensor
+    input_shape: tuple[int, ...]
+    """Of one sample."""
+    kept_in_evaluation: tuple[str, ...]
+    """Modules that stay in evaluation mode in training (docs/decisions/0021)."""
 
     @staticmethod
     def of(model: nn.Module, example_input: Tensor) -> ScaleGraph:
@@ -202,6 +206,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         head=found.head,
         num_outputs=found.num_outputs,
         head_input_classes=scale_of[head_input.scale[0]],
+        input_shape=found.input_shape,
+        kept_in_evaluation=found.kept_in_evaluation,
     )
 
 
