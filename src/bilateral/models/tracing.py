@@ -15,7 +15,7 @@ from bilateral.errors import BilateralError, ModelError
 
 # Importing the rule files registers their rules.
 from bilateral.models import rules_elementwise, rules_moving, rules_parametric, rules_spatial  # noqa: F401
-from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
+from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Value
 from bilateral.models.identities import Identities
 from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES
 
@@ -40,7 +40,7 @@ class Walk:
     parameter_names: tuple[str, ...]
 
 
-def walk(model: nn.Module, example_input: Tensor) -> Walk:
+def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exact") -> Walk:
     """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
     try:
         copied = copy.deepcopy(model)
@@ -54,7 +54,7 @@ def walk(model: nn.Module, example_input: Tensor) -> Walk:
             f"{type(model).__name__} computes something else in training than in evaluation.",
             remedy="Remove `if self.training` from `forward`; leave such switches to Dropout and BatchNorm.",
         )
-    return _Walker(model, copied.train(), graph).run(example_input)
+    return _Walker(model, copied.train(), graph, norm_inputs).run(example_input)
 
 
 def _spelled(node: fx.Node) -> tuple[object, ...]:
@@ -74,9 +74,9 @@ def _trace(model: nn.Module) -> fx.Graph:
 
 
 class _Walker:
-    def __init__(self, model: nn.Module, copied: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, model: nn.Module, copied: nn.Module, graph: fx.Graph, norm_inputs: NormInputs) -> None:
         self._graph = graph
-        self._builder = GraphBuilder()
+        self._builder = GraphBuilder(norm_inputs=norm_inputs)
         self._canonical = _canonical_names(model)
         self._model = model
         self._meta = copied.to(device="meta", dtype=torch.float32)

@@ -20,6 +20,10 @@ DrawFactors = Callable[[ScaleGraph, tuple[float, float], Randomness], Tensor]
 """Draws one positive number per scale class from (graph, scale range, randomness); class 0 must be 1."""
 
 
+LARGEST_NOISE_ON_WEIGHTS = 2.0
+"""Activation noise over the root mean square of the perturbed head's weights, at a noise ratio of 1."""
+
+
 @dataclass(frozen=True, repr=False)
 class RoundSecrets:
     """Scale factors, exchange of neurons and additive noise. `repr` is off so that no log shows them."""
@@ -40,7 +44,10 @@ class RoundSecrets:
 
 
 def log_uniform_factors(graph: ScaleGraph, scale_range: tuple[float, float], randomness: Randomness) -> Tensor:
-    """Scale factors in `scale_range`, every octave equally likely; class 0 is 1; at least 1 before a normalisation."""
+    """Scale factors in `scale_range`, every octave equally likely; class 0 is 1.
+
+    In a graph with `norm_inputs = "scaled"` they are at least 1 before a normalisation; in others class 0 is there.
+    """
     low, high = scale_range
     factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
     # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
@@ -108,15 +115,18 @@ def _noise_size(
 ) -> float:
     """The factor that brings noise along `directions` to `noise_ratio` times the spread of the logits.
 
-    The group secrets themselves vary around it by a factor of 2 either way: their size must not be a known number.
+    Activation noise lies on the head's weights and is never much larger than they are: where the head's inputs are
+    almost 0, or sum to almost 0, noise of the logits' size would dwarf what is passed back through those weights.
+    The group secrets themselves vary around the result by a factor of 2 either way: their size must not be a known
+    number.
     """
-    carrier = 1.0
+    size = calibration.logit_spread
     if settings.noise == "activation":
         scale = factors[graph.head_input_classes]
-        alpha, without_cancelling = calibration.head_inputs @ scale, calibration.head_inputs.abs() @ scale
-        # A normalised head input sums to almost 0: noise sized by that alone would dwarf the head's weights.
-        carrier = max(_root_mean_square(alpha), 0.01 * _root_mean_square(without_cancelling)) or 1.0
-    return settings.noise_ratio * calibration.logit_spread / (carrier * _root_mean_square(directions))
+        largest = LARGEST_NOISE_ON_WEIGHTS * _root_mean_square(calibration.head_weight_sizes / scale)
+        carrier = _root_mean_square(calibration.head_inputs @ scale)
+        size = min(size / carrier, largest) if carrier > 0.0 else largest
+    return settings.noise_ratio * size / _root_mean_square(directions)
 
 
 def _root_mean_square(values: Tensor) -> float:
