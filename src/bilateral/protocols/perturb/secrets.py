@@ -93,7 +93,7 @@ def draw_secrets(
     directions = randomness.signs(outputs) * randomness.uniform(outputs, low=0.5, high=1.5)
     partition = torch.arange(outputs)[randomness.permutation(outputs)] % m
     spread = randomness.signs(m) * randomness.log_uniform(m, low=0.5, high=2.0)
-    size = _noise_size(graph, settings, calibration, factors, directions)
+    size = noise_size(settings, calibration, factors[graph.head_input_classes]) / _root_mean_square(directions)
     return RoundSecrets(
         scale_factors=factors,
         exchange=exchange,
@@ -106,27 +106,21 @@ def draw_secrets(
     )
 
 
-def _noise_size(
-    graph: ScaleGraph,
-    settings: PerturbationSettings,
-    calibration: Calibration,
-    factors: Tensor,
-    directions: Tensor,
-) -> float:
-    """The factor that brings noise along `directions` to `noise_ratio` times the spread of the logits.
+def noise_size(settings: PerturbationSettings, calibration: Calibration, scale: Tensor) -> float:
+    """How large noise on the head is, as a root mean square: on the outputs `noise_ratio` times the logits' spread.
 
     Activation noise lies on the head's weights and is never much larger than they are: where the head's inputs are
     almost 0, or sum to almost 0, noise of the logits' size would dwarf what is passed back through those weights.
+    `scale` holds the factors of the head's inputs.
     The group secrets themselves vary around the result by a factor of 2 either way: their size must not be a known
     number.
     """
     size = calibration.logit_spread
     if settings.noise == "activation":
-        scale = factors[graph.head_input_classes]
         largest = LARGEST_NOISE_ON_WEIGHTS * _root_mean_square(calibration.head_weight_sizes / scale)
         carrier = _root_mean_square(calibration.head_inputs @ scale)
         size = min(size / carrier, largest) if carrier > 0.0 else largest
-    return settings.noise_ratio * size / _root_mean_square(directions)
+    return settings.noise_ratio * size
 
 
 def _root_mean_square(values: Tensor) -> float:
