@@ -48,7 +48,7 @@ def sensitivity(around: Surroundings) -> float:
 def published_layer(around: Surroundings) -> Layer:
     """MP_Server, DDP_Client and MU_Server."""
     plan, count, problem = around.plan, around.num_participants, around.problem
-    settings = published_settings(plan.perturbation.partitions)
+    settings = published_settings(plan.perturbation.partitions, plan.perturbation.norm_inputs)
     public = PublishedModel.of(around.model, around.graph, problem.examples[:2])
     graph, neighbours = _graph(around)
     levels = theorems.solve_noise(
