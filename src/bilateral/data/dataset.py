@@ -83,7 +83,8 @@ def validate(dataset: Dataset) -> Dataset:
         )
     if type(dataset.num_outputs) is not int or dataset.num_outputs < 1:
         raise DataError(
-            f'Expected num_outputs of dataset "{dataset.name}" to be an integer of at least 1, got {dataset.num_outputs!r}.',
+            f'Expected num_outputs of dataset "{dataset.name}" to be an integer of at least 1, '
+            f"got {dataset.num_outputs!r}.",
             remedy="Set it to the number of classes, or of regression targets.",
         )
     for part, split in (("train", dataset.train), ("test", dataset.test)):
