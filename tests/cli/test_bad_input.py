@@ -245,3 +245,35 @@ def test_brackets_in_a_path_are_printed_as_they_are(bilateral):
 def test_a_diverging_run_is_one_message(bilateral):
     words = ("--data", "wine", "--model", "mlp-3", "--set", "training.learning_rate=1e38", "--json")
     refused(bilateral("run", *words, "--rounds", 1, "--quiet"), "Lower the learning rate")
+
+
+OWN_DATA = """
+import torch
+from torch.utils.data import TensorDataset
+from bilateral import Dataset
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+def tensor_dataset():
+    return Dataset("mine", "classification", train=TensorDataset(X, Y), test=(X[:10].numpy(), Y[:10].numpy()),
+                   num_outputs=2)
+
+def text_for_a_number():
+    return Dataset("mine", "classification", train=TensorDataset(X, Y), test=(X, Y), num_outputs="2")
+"""
+
+
+def test_torch_data_sets_and_arrays_train_as_they_are(bilateral, tmp_path):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    outcome = bilateral("run", "--data", "own_data:tensor_dataset", "--model", "mlp-3", "--json", *QUICK)
+    sys.modules.pop("own_data", None)
+    assert outcome.code == 0
+    assert outcome.json["rounds"] == 2
+
+
+def test_a_number_of_outputs_given_as_text_is_one_message(bilateral, tmp_path):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    outcome = bilateral("run", "--data", "own_data:text_for_a_number", "--model", "mlp-3", *QUICK)
+    sys.modules.pop("own_data", None)
+    refused(outcome, "num_outputs", "integer", "'2'")
