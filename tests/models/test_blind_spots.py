@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
 from bilateral.errors import BilateralError, ModelError, UnsupportedLayerError
@@ -38,7 +38,7 @@ def images(middle, *, features=4, **layers):
     )
 
 
-def recovery_error(model, shape=IMAGE, loss="ce", noise="activation"):
+def recovery_error(model, shape=IMAGE, loss="ce", noise="activation", seed=0):
     """How far the recovered gradient is from autograd on a copy of the very same module, modes and all."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(6, *shape, generator=generator).double()
@@ -46,8 +46,10 @@ def recovery_error(model, shape=IMAGE, loss="ce", noise="activation"):
     if loss == "mse":
         targets = torch.randn(6, 3, generator=generator).double()
     settings = PerturbationSettings(loss, noise)
+    torch.manual_seed(seed)  # what forward draws
     got = run_round(copy.deepcopy(model), settings, [(inputs, targets)], shape)[0].gradient
     plain = copy.deepcopy(model)
+    torch.manual_seed(seed)
     outputs = plain(inputs)
     lost = F.cross_entropy(outputs, targets) if loss == "ce" else F.mse_loss(outputs, targets)
     names = dict(plain.named_parameters())
@@ -298,6 +300,46 @@ def test_what_depends_on_the_number_of_samples_is_refused_by_name(middle):
 def test_shapes_may_name_the_number_of_samples(flat):
     model = Net(lambda m, x: m.head(flat(m.c(x).relu())), c=nn.Conv2d(3, 4, 3), head=nn.Linear(64, 3))
     assert recovery_error(randomised(model.double(), 0)) < EXACT
+
+
+# --- stochastic depth and factors of channels, as in EfficientNet and ConvNeXt ---
+
+
+def stochastic_depth(input, p, mode, training=True):
+    """torchvision's function, written out: torchvision marks it for torch.fx in the same way."""
+    if not training or p == 0.0:
+        return input
+    size = [input.shape[0]] + [1] * (input.ndim - 1) if mode == "row" else [1] * input.ndim
+    noise = torch.empty(size, dtype=input.dtype, device=input.device)
+    return input * noise.bernoulli_(1.0 - p).div_(1.0 - p)
+
+
+stochastic_depth.__module__ = "torchvision.ops.stochastic_depth"
+fx.wrap("stochastic_depth")
+
+
+@pytest.mark.parametrize("mode", ["row", "batch"])
+def test_stochastic_depth_is_recovered_exactly(mode):
+    def middle(m, x):
+        return x + stochastic_depth(m.d(x), 0.5, mode, m.training)
+
+    model = randomised(images(middle, d=nn.Conv2d(4, 4, 1)).double(), 0)
+    for seed in range(4):  # rows are dropped in some draws and kept in others
+        assert recovery_error(model, seed=seed) < EXACT
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1), (1,), (), (1, 1, 1, 1)])
+@pytest.mark.parametrize("loss", ["ce", "mse"])
+def test_a_parameter_that_multiplies_channels_is_recovered_exactly(shape, loss):
+    for use in (lambda m, x: m.d(x * m.p).relu(), lambda m, x: m.d(torch.mul(m.p, x)) + x * m.p):
+        model = images(use, d=nn.Conv2d(4, 4, 1), p=nn.Parameter(torch.ones(shape)))
+        assert recovery_error(randomised(model.double(), 0), loss=loss) < EXACT
+
+
+def test_a_parameter_that_multiplies_channels_moves_with_them():
+    model = images(lambda m, x: m.d(x * m.p).relu(), d=nn.Conv2d(4, 4, 1), p=nn.Parameter(torch.ones(4, 1, 1)))
+    row = next(row for row in inspect(model, torch.zeros(1, *IMAGE)).rows if row.name == "p")
+    assert (row.kind, row.num_moved) == ("channel factor", 4)
 
 
 # --- true reasons ---

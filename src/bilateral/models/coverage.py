@@ -121,7 +121,7 @@ def _row(graph: ScaleGraph, p: ParameterLayout, movable: Tensor) -> ParameterCov
         remark = "plus activation noise"
     elif p.name == f"{graph.head}.bias":
         remark = "clear with activation noise, hidden by offset noise"
-    elif p.kind == "PReLU weight":
+    elif p.kind in ("PReLU weight", "channel factor", "factor"):
         remark = "no scale factor can act on it"
     return ParameterCoverage(p.name, p.kind, tuple(p.shape), p.numel, num_scaled, int(moved.sum()), remark)
 
