@@ -96,6 +96,7 @@ class Blueprint:
             self.plan.training.rounds,
             stack.guarantee,
             stack.privacy,
+            stack.check,
         )
 
     def client(self, name: str, *, reordering: int = 0, counter: RoundCounter | None = None) -> TrainingClient:
