@@ -35,6 +35,7 @@ from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness
 
 
@@ -46,6 +47,8 @@ class Seat:
     num_samples: int
     counter: RoundCounter | None = None
     """Counts the rounds that a budget allows; None counts in memory."""
+    workspace: Workspace | None = None
+    """Memory that clients of one process share; None is one of its own."""
 
 
 @dataclass
@@ -197,6 +200,7 @@ def make_perturb_client(
         channels_last=around.plan.training.channels_last,
         clip=clip,
         count_clipped=count_clipped,
+        workspace=seat.workspace,
     )
 
 
@@ -212,6 +216,7 @@ def make_fedavg_client(
         channels_last=around.plan.training.channels_last,
         clip=clip,
         count_clipped=count_clipped,
+        workspace=seat.workspace,
     )
 
 
