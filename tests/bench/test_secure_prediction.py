@@ -1,7 +1,9 @@
 """`bench secure-prediction`: its arithmetic on costs made up here, and small networks in three real processes."""
 
 import json
-from contextlib import nullcontext
+import socket
+import threading
+from contextlib import closing, nullcontext, suppress
 
 import psutil
 import pytest
@@ -10,13 +12,17 @@ from typer.testing import CliRunner
 
 import bilateral.bench.secure_prediction as bench
 import bilateral.bench.three_parties as processes
+from bilateral.bench import prediction_party
+from bilateral.bench.loopback import HOST, Connection, LostConnectionError
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_HEAR,
     MAY_SAY,
     QUERYING,
+    CostRequest,
     Introduction,
     Network,
+    Party,
     Queries,
     images,
 )
@@ -26,9 +32,18 @@ from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
 from bilateral.errors import BilateralError, DeploymentError, PlanError
 from bilateral.protocols.share.conversation import SERVER
-from bilateral.protocols.share.messages import FROM_ANSWERER, FROM_QUERIER, PHASES, TO_ANSWERER, TO_QUERIER
+from bilateral.protocols.share.messages import (
+    FROM_ANSWERER,
+    FROM_QUERIER,
+    PHASES,
+    TO_ANSWERER,
+    TO_QUERIER,
+    Acknowledged,
+    SessionEnd,
+)
 from bilateral.protocols.share.plaintext import predict
 
+HANG = 120.0
 SHAPE = (3, 8, 8)
 SMALL = Network("convnet", SHAPE, 10, json.dumps({"width": 4}), seed=3)
 KEYS = [
@@ -144,9 +159,60 @@ def test_three_processes_agree_with_plaintext_and_every_byte_is_counted_once(par
         assert cost.rounds > 0
         assert cost.seconds > 0
         for party in (*CLIENTS, SERVER):
-            assert 0 <= cost.parties[party].busy_seconds < cost.seconds
+            # One clock for all processes, and whatever a party does for a phase is between two of its messages.
+            assert 0 <= cost.parties[party].busy_seconds <= cost.seconds + 1e-6
             assert cost.parties[party].cpu_seconds > 0
     assert min(batch.peak_memory_bytes.values()) > 50e6
+
+
+class Clock:
+    """Stands still, unless a test moves it."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    process_time = perf_counter
+
+
+def test_what_happens_once_a_reply_has_left_is_not_the_partys_work(monkeypatch):
+    """On a shared core the server may go on for long before the party reads its clock again."""
+    clock, party_is_over = Clock(), threading.Event()
+    monkeypatch.setattr(prediction_party, "time", clock)
+
+    class Slow(Connection):
+        def write_some(self):
+            super().write_some()
+            clock.now += 100.0
+
+    class Worker:
+        def handle(self, message):
+            clock.now += 3.0
+            return Acknowledged(message.session_id)
+
+    with closing(socket.create_server((HOST, 0))) as listener:
+        near = Connection(socket.create_connection(listener.getsockname()), QUERYING, MAY_SAY[QUERYING])
+        far = Slow(listener.accept()[0], SERVER, MAY_HEAR[QUERYING])
+
+    def live():
+        party = Party(far, QUERYING)
+        party._client = Worker()
+        with closing(far), suppress(LostConnectionError):
+            party.serve()
+        party_is_over.set()
+
+    threading.Thread(target=live, daemon=True).start()
+    with closing(near):
+        near.send(SessionEnd(b"s"))
+        assert near.receive() == Acknowledged(b"s")
+        near.send(CostRequest())
+        costs = near.receive()
+    assert party_is_over.wait(HANG)
+    cpu, busy = costs.seconds[PHASES.index("session")].tolist()
+    assert busy == 3.0
+    assert cpu == 103.0  # sending costs time on a core
 
 
 def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):

@@ -138,6 +138,10 @@ class Connection:
     def send(self, message: Message) -> None:
         """Return when all of it is on its way."""
         self.queue(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Return when all that is queued is on its way."""
         self.write_some()
         while self.has_unsent:
             select.select([], [self], [])

@@ -168,7 +168,11 @@ class Party:
         self._seconds = torch.zeros(len(PHASES), 2, dtype=torch.float64)
 
     def serve(self) -> None:
-        """Answer until the connection ends. Waiting costs no time on a core, so all CPU time is of some message."""
+        """Answer until the connection ends. Waiting costs no time on a core, so all CPU time is of some message.
+
+        At work by the clock is from a message's arrival until its reply is ready to leave: once it has left, the server
+        goes on, and on a shared core this process may be looked at again only much later.
+        """
         spoken = frozenset(TO_QUERIER + TO_ANSWERER)
         while True:
             self._connection.wait()
@@ -177,8 +181,10 @@ class Party:
             if type(message) not in spoken:
                 self._connection.send(self._obeyed(message))
                 continue
-            self._connection.send(self._ready().handle(message))
-            spent = torch.tensor([time.process_time() - cpu, time.perf_counter() - busy], dtype=torch.float64)
+            self._connection.queue(self._ready().handle(message))
+            busy = time.perf_counter() - busy
+            self._connection.flush()
+            spent = torch.tensor([time.process_time() - cpu, busy], dtype=torch.float64)
             self._seconds[PHASES.index(phase_of(message))] += spent
 
     def _obeyed(self, order: Message) -> Message:
