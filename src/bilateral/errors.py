@@ -38,6 +38,10 @@ class PlanError(BilateralError):
     """A plan or a command-line option does not make sense."""
 
 
+class PlanNotAcceptedError(PlanError):
+    """A party's operator has not agreed to this plan, or to code that it names. Whoever sent it may know that."""
+
+
 class UnsoundPlanError(PlanError):
     """A combination of protections whose claim would not hold."""
 

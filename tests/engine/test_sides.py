@@ -145,7 +145,7 @@ def own_secrets(names):
     """Secrets of a deployment: the server's, and every client's."""
     identities = {name: Identity.generate(SecureRandomness()) for name in names}
     pinned = {name: identity.public_bytes for name, identity in identities.items()}
-    run_id = SecureRandomness().random_bytes(16)
+    run_id = SecureRandomness().random_bytes(32)
     of_clients = {name: OwnSecrets(run_id, pinned, name, identities[name]) for name in names}
     return OwnSecrets(run_id, pinned), of_clients
 
@@ -191,6 +191,7 @@ def test_a_site_that_starts_again_goes_on_with_its_budget(tmp_path):
     chosen = plan(**SOUND, training__rounds=2)
     federation = load_federation(chosen)
     names, spent = federation.names, tmp_path / "client-1.json"
+    FileCounter.create(spent)
 
     def term(rounds):
         blueprint = make_blueprint(chosen, federation)

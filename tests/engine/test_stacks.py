@@ -8,8 +8,8 @@ from tests.engine.test_in_process import plan
 
 from bilateral.engine.federation import load_federation
 from bilateral.engine.in_process import run
-from bilateral.engine.setup import initial_model
-from bilateral.errors import DataError, PlanError, ThresholdError, UnsoundPlanError
+from bilateral.engine.setup import initial_model, make_blueprint
+from bilateral.errors import DataError, PlanError, ProtocolError, ThresholdError, UnsoundPlanError
 from bilateral.learning.exchange import LocalExchange
 from bilateral.protocols.mask import messages as mask_messages
 from bilateral.protocols.mask.messages import MaskedUpload
@@ -233,8 +233,28 @@ def test_bad_data_of_a_private_run_are_refused_before_the_first_round(monkeypatc
 
 
 def test_more_colluders_than_a_sum_needs_clients_are_refused():
-    with pytest.raises(PlanError, match="fewer colluders"):
+    with pytest.raises(PlanError, match="besides the observer and its 3 colluders"):
         run(plan(**SOUND, noise__colluders=3), save=False)
+
+
+@pytest.mark.parametrize("colluders", [0, 1, 3])
+def test_a_client_knows_its_own_noise_besides_that_of_its_colluders(colluders):
+    """Of ten clients a sum has seven or more; whoever observes it as a client knows colluders + 1 of their noises."""
+    chosen = plan(**SOUND, federation__clients=10, noise__colluders=colluders)
+    blueprint = make_blueprint(chosen, load_federation(chosen))
+    (claim,) = [claim for claim in blueprint.server().guarantee.claims if claim.subject == "differential privacy"]
+    assert f"every sum holds {7 - colluders - 1} or more honest clients" in claim.assumption
+    assert f"({colluders} at most)" in claim.assumption
+
+
+@pytest.mark.parametrize("factor", [1 / 5000, 5000, 1e9])
+def test_clients_refuse_a_clipping_norm_beyond_the_limits_of_the_plan(factor):
+    chosen = plan(**SOUND, noise__adaptive_clip=True, noise__clip=2.0)
+    client = make_blueprint(chosen, load_federation(chosen)).client("client-1")
+    set_norm = client._uploader._set_norm
+    set_norm(2.0 * 15)
+    with pytest.raises(ProtocolError, match="stays between"):
+        set_norm(2.0 * factor)
 
 
 def test_sound_noise_spends_what_the_plan_allows_and_says_so():

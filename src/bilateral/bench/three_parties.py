@@ -34,7 +34,7 @@ from bilateral.bench.prediction_party import (
     peak_memory_bytes,
 )
 from bilateral.errors import DeploymentError
-from bilateral.protocols.mask.keys import Identity, KeyDirectory, KeyRing
+from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.comparison import STYLES
@@ -45,7 +45,6 @@ from bilateral.randomness import SecureRandomness
 
 CLIENTS: Final = (QUERYING, ANSWERING)
 PARTIES: Final = (*CLIENTS, SERVER)
-_RUN_ID_BYTES: Final = 16
 _ERROR_LINES: Final = 12
 _ENDING_SECONDS: Final = 3.0
 _PROGRAM: Final = "from bilateral.bench.prediction_party import main; main()"
@@ -158,7 +157,7 @@ class ThreeParties:
         identity = Identity.generate(randomness)
         known = {party: self._tell(party, IdentityRequest(), IdentityKey).identity_key for party in CLIENTS}
         known[SERVER] = identity.public_bytes
-        run_id = randomness.random_bytes(_RUN_ID_BYTES)
+        run_id = randomness.random_bytes(RUN_ID_BYTES)
         keys = KeyRing(SERVER, run_id, identity, known, randomness)
         directory = KeyDirectory(run_id, PARTIES, known, min_clients=len(PARTIES))
         directory.register(SERVER, keys.announce())

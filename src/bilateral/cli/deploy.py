@@ -36,7 +36,7 @@ def deploy_command(
 ) -> None:
     """Write what the operators of a plan's parties need: start-up kits with certificates, identities and settings.
 
-    Each party gets its kit, over a channel that both ends trust, and starts it with startup/start.sh. The kits accept
+    Each party gets its kit, over a channel that both ends trust, and starts it with flare/startup/start.sh. The kits accept
     this plan and no other. The README.md beside them has all the steps; docs/how-to/deployment.md explains them.
 
     Examples:
@@ -85,7 +85,7 @@ def _print(values: dict[str, Any]) -> None:
     for warning in values["warnings"]:
         out.print(f"  - {escape(warning)}")
     out.print("\n[bold]Next[/]")
-    out.print("  at each party, in its kit: check \\[data] in local/bilateral.toml, then run startup/start.sh")
+    out.print("  at each party, in its kit: check \\[data] in bilateral.toml, then run flare/startup/start.sh")
     out.print(f"  here: bilateral submit {escape(_short(values['admin_kit']))} {escape(_short(values['plan']))}")
     out.print(f"  all the steps: {escape(_short(values['handbook']))}")
 

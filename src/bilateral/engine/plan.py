@@ -9,10 +9,12 @@ Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) st
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import to_json
 
 from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
@@ -234,13 +236,7 @@ class RunPlan(_Section):
 
         How long the server waits, and for how many, is left out: an operator may change that between two terms.
         """
-        unset = {name for name in ("sites", "server") if not getattr(self.data, name)}  # as in plans from before
-        # What plans from before did without saying so: a plan that says it keeps their fingerprint.
-        before = {"softmax": "blinded", "norm_inputs": "scaled"}
-        as_before = {name for name, value in before.items() if getattr(self.perturbation, name) == value}
-        waiting = {"timeout", "min_sites", "patience"}
-        text = self.model_dump_json(exclude={"federation": waiting, "data": unset, "perturbation": as_before})
-        return hashlib.sha256(text.encode()).hexdigest()
+        return fingerprint_of(self.model_dump(mode="json"))
 
     def digest(self) -> str:
         """The start of the fingerprint; checkpoints carry it so that they are not resumed under another plan."""
@@ -249,6 +245,26 @@ class RunPlan(_Section):
     def with_settings(self, settings: dict[str, Any]) -> RunPlan:
         """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
         return with_settings(self, settings)
+
+
+def fingerprint_of(values: Mapping[str, Any]) -> str:
+    """The fingerprint of a plan's values as `model_dump` gives them, before anything is known of them: ask it first.
+
+    Values that are no plan have one too, which is nobody's. Settings that plans from before lack count only if they are
+    other than before.
+    """
+    left_out: dict[str, Callable[[str, Any], bool]] = {
+        "federation": lambda key, _: key in ("timeout", "min_sites", "patience"),
+        "data": lambda key, value: key in ("sites", "server") and not value,
+        "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
+    }
+    kept = {
+        name: {k: v for k, v in section.items() if not left_out[name](k, v)}
+        if name in left_out and isinstance(section, dict)
+        else section
+        for name, section in values.items()
+    }
+    return hashlib.sha256(to_json(kept, inf_nan_mode="null")).hexdigest()
 
 
 def parse_plan(values: dict[str, Any], source: str) -> RunPlan:

@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 from bilateral.errors import AuthenticationError, ProtocolError
-from bilateral.protocols.mask.keys import Identity, KeyRing
+from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyRing
 from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
 
-RUN_ID_BYTES = 16
 _OF_A_TERM = ("run id", "masks")
 """First labels of streams that are another in every term. (Agreement keys follow the run id.)"""
 
@@ -126,6 +125,8 @@ class OwnSecrets:
                 f"{name}: the identity key of this machine is not the one that is pinned for {name}.",
                 remedy="Use the key file that belongs to this kit, or have the new public key pinned everywhere.",
             )
+        if len(run_id) != RUN_ID_BYTES:
+            raise ProtocolError(f"Expected a run id of {RUN_ID_BYTES} bytes, got {len(run_id)}.")
         self.run_id = run_id
         self._model_seed = SecureRandomness().integer_below(2**63)
         self._pinned = dict(pinned)
@@ -134,7 +135,7 @@ class OwnSecrets:
 
     def bind(self, facts: bytes) -> None:
         """Sites that were told different facts have different run ids, so that none accepts the other's keys."""
-        self.run_id = hashlib.sha256(self.run_id + facts).digest()[:RUN_ID_BYTES]
+        self.run_id = hashlib.sha256(self.run_id + facts).digest()
 
     def batches(self, plan_seed: int, name: str) -> Randomness:  # noqa: ARG002
         return SecureRandomness()

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from bilateral.errors import PlanError
-from bilateral.protocols.mask.keys import Identity, KeyDirectory, KeyRing
+from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.conversation import SERVER, LocalTransport, Traffic
 from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
 from bilateral.randomness import Randomness
 
-RUN_ID_BYTES = 16
 MIN_ANSWERERS = 2
 """A sum over one is that one's answer."""
 

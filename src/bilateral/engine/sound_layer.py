@@ -175,9 +175,13 @@ def sound_layer(around: Surroundings) -> Layer:
         check=None if plain else recovery_check(around),
     )
     if settings.adaptive is not None:
-        limits = (settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM)
-        layer.make_adaptive = partial(AdaptiveNorm, settings.adaptive, settings.clip, limits)
+        layer.make_adaptive = partial(AdaptiveNorm, settings.adaptive, settings.clip, _norm_limits(settings))
     return layer
+
+
+def _norm_limits(settings: SoundNoiseSettings) -> tuple[float, float]:
+    """Between which norms adaptive clipping stays, on both sides."""
+    return settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM
 
 
 def _make_server(around: Surroundings, model: nn.Module) -> ServerHalf:
@@ -214,8 +218,16 @@ def _make_client(around: Surroundings, noise: SoundNoise, fits: _GridCheck, seat
 def _setter(
     half: FedAvgClient | PerturbClient, noise: DistributedGaussian, fits: _GridCheck
 ) -> Callable[[float], None]:
+    low, high = _norm_limits(noise.settings)
+
     def set_norm(norm: float) -> None:
         assert half.clip is not None
+        if not low <= norm <= high:  # the server's own never is: it would not follow the protocol
+            raise ProtocolError(
+                f"{half.name}: the plan's clipping norm stays between {low:.3g} and {high:.3g}, and the server sent "
+                f"{norm:.3g}.",
+                remedy="Leave this run: its server does not keep to the plan.",
+            )
         fits(replace(noise.settings, clip=noise.settings.clip.with_norm(norm)))
         half.clip = half.clip.with_norm(norm)
         noise.set_norm(norm)
@@ -245,13 +257,17 @@ class _GridCheck:
 
 
 def _min_honest(around: Surroundings) -> int:
-    """Clients in every sum whose noise an observer does not know: itself a client, or with `colluders` of them."""
+    """Clients in every sum whose noise an observer does not know.
+
+    The observer may be a client itself, with as many colluders beside it: it knows one noise more than they do.
+    """
     noise, aggregation, participants = around.plan.noise, mask_settings(around), around.num_participants
     in_sum = aggregation.floor_of(participants)
-    known = max(1, noise.colluders)
+    known = 1 + noise.colluders
     if in_sum - known < 1:
         raise PlanError(
-            f"Expected fewer colluders than the {in_sum} clients that a sum needs, got {noise.colluders}.",
+            f"Expected at least one client besides the observer and its {noise.colluders} colluders in every sum, and the "
+            f"smallest has {in_sum}.",
             remedy="Lower noise.colluders, raise aggregation.threshold, or use more clients.",
         )
     chosen = aggregation.num_chosen(participants)

@@ -36,7 +36,7 @@ def wait_until(condition, seconds=40.0):
 
 def take_certificate(source, kit):
     for name in ("client.crt", "client.key"):
-        shutil.copy(source / "startup" / name, kit / "startup" / name)
+        shutil.copy(source / "flare" / "startup" / name, kit / "flare" / "startup" / name)
 
 
 def write_self_signed(kit):
@@ -51,15 +51,15 @@ def write_self_signed(kit):
         .sign(key, SHA256())
         .public_bytes(Encoding.PEM)
     )
-    (kit / "startup" / "client.crt").write_bytes(certificate)
+    (kit / "flare" / "startup" / "client.crt").write_bytes(certificate)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-    (kit / "startup" / "client.key").write_bytes(private)
+    (kit / "flare" / "startup" / "client.key").write_bytes(private)
     return certificate
 
 
 def trust_too(kit, issuer):
     """A hostile site trusts the server, whatever its own certificate is: only the server can turn it away."""
-    root = kit / "startup" / "rootCA.pem"
+    root = kit / "flare" / "startup" / "rootCA.pem"
     root.write_bytes(issuer + root.read_bytes())
 
 
@@ -71,12 +71,12 @@ def kits(tmp_path_factory):
     ours = provision(Deployment("ours", "localhost", SITES, fed_learn_port=port), directory / "ours")
     other = provision(Deployment("ours", "localhost", SITES, fed_learn_port=port), directory / "other")
     take_certificate(other.sites[WITHOUT_TRUST], ours.sites[WITHOUT_TRUST])
-    other_root = (other.server / "startup" / "rootCA.pem").read_bytes()
-    (ours.sites[WITHOUT_TRUST] / "startup" / "rootCA.pem").write_bytes(other_root)
+    other_root = (other.server / "flare" / "startup" / "rootCA.pem").read_bytes()
+    (ours.sites[WITHOUT_TRUST] / "flare" / "startup" / "rootCA.pem").write_bytes(other_root)
     take_certificate(other.sites[FOREIGN], ours.sites[FOREIGN])
     trust_too(ours.sites[FOREIGN], other_root)
     trust_too(ours.sites[SELF_SIGNED], write_self_signed(ours.sites[SELF_SIGNED]))
-    config = ours.sites[PLAIN] / "startup" / "fed_client.json"
+    config = ours.sites[PLAIN] / "flare" / "startup" / "fed_client.json"
     config.write_text(config.read_text().replace('"mtls"', '"clear"'))
     for kit in (ours.server, ours.sites[GOOD]):
         allow(kit)
@@ -105,16 +105,17 @@ def log(processes, name):
 
 def greet(kits, who):
     """What the server answers to the first bytes of HTTP/2, sent over TLS as `who` (None: no certificate)."""
-    context = ssl.create_default_context(cafile=str(kits.server / "startup" / "rootCA.pem"))
+    context = ssl.create_default_context(cafile=str(kits.server / "flare" / "startup" / "rootCA.pem"))
     context.set_alpn_protocols(["h2"])
     if who is not None:
-        context.load_cert_chain(who / "startup" / "client.crt", who / "startup" / "client.key")
+        startup = (who / "flare" if (who / "flare").is_dir() else who) / "startup"  # an administrator's is FLARE's own
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
     with context.wrap_socket(connection(kits), server_hostname="localhost") as secured:
         return answer(secured)
 
 
 def connection(kits):
-    config = json.loads((kits.server / "startup" / "fed_server.json").read_text())
+    config = json.loads((kits.server / "flare" / "startup" / "fed_server.json").read_text())
     return socket.create_connection(("localhost", int(config["servers"][0]["admin_port"])), timeout=10)
 
 
@@ -213,7 +214,9 @@ def test_nothing_is_left_after_the_end(kits, processes, admin, tmp_path):
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
     broken = provision(Deployment("broken", "localhost", ["a"], fed_learn_port=free_ports(1)[0]), tmp_path / "broken")
-    (broken.server / "startup" / "fed_server.json").write_text('{"servers": [{"service": {"target": "localhost:1"}}]}')
+    (broken.server / "flare" / "startup" / "fed_server.json").write_text(
+        '{"servers": [{"service": {"target": "localhost:1"}}]}'
+    )
     with LocalProcesses(broken) as processes, pytest.raises(DeploymentError, match=r"ended while it started.*Error"):
         processes.start_server()
 

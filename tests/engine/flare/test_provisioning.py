@@ -43,8 +43,13 @@ def parties(kits):
     return [kits.server, *kits.sites.values()]
 
 
+def workspace_of(kit):
+    """FLARE's part of a party's kit; an administrator's kit is FLARE's own."""
+    return kit / "flare" if (kit / "flare").is_dir() else kit
+
+
 def certificate(kit, name="client"):
-    return x509.load_pem_x509_certificate((kit / "startup" / f"{name}.crt").read_bytes())
+    return x509.load_pem_x509_certificate((workspace_of(kit) / "startup" / f"{name}.crt").read_bytes())
 
 
 def public_keys(kits):
@@ -58,7 +63,7 @@ def test_each_party_has_its_own_settings(kits):
     assert (kits.sites["site-1"] / "data").is_dir()
     assert load_site_settings(kits.sites["site-2"]).data_directory == kits.sites["site-2"] / "patients"
     holders = [path for path in kits.server.parent.rglob("*") if path.is_file() and b"patients" in path.read_bytes()]
-    assert holders == [kits.sites["site-2"] / "local" / "bilateral.toml"]
+    assert holders == [kits.sites["site-2"] / "bilateral.toml"]
 
 
 def test_every_kit_accepts_the_plans_of_the_deployment(kits):
@@ -74,7 +79,7 @@ def test_every_kit_pins_every_site(kits):
 
 def test_a_private_identity_key_is_in_its_sites_kit_only_and_for_its_owner_only(kits):
     for name, kit in kits.sites.items():
-        key_file = kit / "local" / "identity.key"
+        key_file = kit / "identity.key"
         secret = key_file.read_bytes().strip()
         everything = [path for path in kits.directory.rglob("*") if path.is_file()]
         assert [path for path in everything if secret in path.read_bytes()] == [key_file], name
@@ -88,21 +93,23 @@ def test_nobody_else_on_the_machine_sees_the_root_key(kits):
 
 def test_all_parties_speak_mutual_tls_with_certificates_of_one_root(kits):
     for kit in (*parties(kits), kits.admin):
-        (config,) = (json.loads(path.read_text()) for path in (kit / "startup").glob("fed_*.json"))
+        (config,) = (json.loads(path.read_text()) for path in (workspace_of(kit) / "startup").glob("fed_*.json"))
         part = config.get("admin") or config.get("client") or config["servers"][0]
         assert part["connection_security"] == "mtls"
         mine = certificate(kit, "server" if kit == kits.server else "client")
-        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+        root = x509.load_pem_x509_certificate((workspace_of(kit) / "startup" / "rootCA.pem").read_bytes())
         mine.verify_directly_issued_by(root)
         assert [name.value for name in mine.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [kit.name]
-        assert root == x509.load_pem_x509_certificate((kits.server / "startup" / "rootCA.pem").read_bytes())
+        assert root == x509.load_pem_x509_certificate((kits.server / "flare" / "startup" / "rootCA.pem").read_bytes())
 
 
 @pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "bilateral.engine.flare.processes.LocalProcesses"])
 def test_a_job_cannot_build_other_classes_than_ours(kits, path):
     for kit in parties(kits):
         with pytest.raises(UnsafeComponentError, match="not in allow_list"):
-            ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+            ComponentPathAuthorizer().authorize_component_config(
+                {"path": path}, workspace=Workspace(str(kit / "flare"))
+            )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_a_job_cannot_build_other_classes_than_ours(kits, path):
 )
 def test_a_job_can_build_our_classes(kits, path):
     for kit in parties(kits):
-        ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+        ComponentPathAuthorizer().authorize_component_config({"path": path}, workspace=Workspace(str(kit / "flare")))
 
 
 @pytest.mark.parametrize(
@@ -134,28 +141,31 @@ def test_a_job_can_build_our_classes(kits, path):
 def test_no_administrator_may_send_code_or_read_files_of_a_party(kits, right, allowed):
     admin = Person("admin@bilateral.org", "bilateral", "project_admin")
     for kit in parties(kits):
-        policy = json.loads((kit / "local" / "authorization.json").read_text())
+        policy = json.loads((kit / "flare" / "local" / "authorization.json").read_text())
         context = AuthzContext(user=admin, submitter=admin, right=right)
         assert FLAuthorizer("bilateral", policy).authorize(context)[0] == allowed
 
 
 def test_logs_and_data_of_a_site_stay_there(kits):
     for kit in kits.sites.values():
-        resources = json.loads((kit / "local" / "resources.json").read_text())
+        resources = json.loads((kit / "flare" / "local" / "resources.json").read_text())
         assert resources["allow_log_streaming"] is False
         assert "site_log_streamer" not in [component["id"] for component in resources["components"]]
 
 
 def test_a_server_keeps_its_jobs_in_its_kit_wherever_that_is_moved(kits):
-    text = (kits.server / "local" / "resources.json").read_text()
+    text = (kits.server / "flare" / "local" / "resources.json").read_text()
     assert "/tmp" not in text
     assert str(kits.directory) not in text
-    assert 'export BILATERAL_KIT="$WORKSPACE"' in (kits.server / "startup" / "sub_start.sh").read_text()
+    assert (
+        'export BILATERAL_KIT="$(dirname "$SOURCE_WORKSPACE")"'
+        in (kits.server / "flare" / "startup" / "sub_start.sh").read_text()
+    )
 
 
 def test_start_scripts_are_whole(kits):
     for kit in parties(kits):
-        for script in (kit / "startup").glob("*.sh"):
+        for script in (workspace_of(kit) / "startup").glob("*.sh"):
             assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
             assert os.access(script, os.X_OK)
 
@@ -261,7 +271,7 @@ class TestLaterChanges:
         assert load_site_settings(after.sites["site-3"]).data.options == {"part": 3}
         assert load_site_settings(after.server).runs_directory.name == "all-runs"
         certificate(after.sites["site-3"]).verify_directly_issued_by(
-            x509.load_pem_x509_certificate((before.server / "startup" / "rootCA.pem").read_bytes())
+            x509.load_pem_x509_certificate((before.server / "flare" / "startup" / "rootCA.pem").read_bytes())
         )
 
     def test_a_plan_is_added_once_and_the_rest_of_the_project_file_stays(self, before):
@@ -293,14 +303,14 @@ class TestLaterChanges:
 
     def test_a_private_key_that_was_handed_out_and_deleted_is_not_replaced(self, before):
         for kit in before.sites.values():
-            (kit / "local" / "identity.key").unlink()
+            (kit / "identity.key").unlink()
         pinned = load_site_settings(before.server).pinned()
         after = extend(before.directory, {"site-3": DataSettings()})
-        assert not (after.sites["site-1"] / "local" / "identity.key").exists()
+        assert not (after.sites["site-1"] / "identity.key").exists()
         assert {name: load_site_settings(after.server).pinned()[name] for name in SITES} == pinned
 
     def test_a_key_of_somebody_else_is_noticed(self, before):
-        first, second = (before.sites[name] / "local" / "identity.key" for name in SITES)
+        first, second = (before.sites[name] / "identity.key" for name in SITES)
         first.write_bytes(second.read_bytes())
         with pytest.raises(DeploymentError, match="not the one that was pinned for site-1"):
             extend(before.directory, {"site-3": DataSettings()})
@@ -320,9 +330,9 @@ class TestLaterChanges:
         self.unchanged(before, after)
         for old, new in zip(parties(before), parties(after), strict=True):
             for path in (
-                "local/resources.json",
-                "local/authorization.json",
-                "local/bilateral.toml",
-                "startup/sub_start.sh",
+                "flare/local/resources.json",
+                "flare/local/authorization.json",
+                "bilateral.toml",
+                "flare/startup/sub_start.sh",
             ):
                 assert (old / path).read_text() == (new / path).read_text()

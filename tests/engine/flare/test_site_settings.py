@@ -15,7 +15,7 @@ KEY = "ab" * 32
 
 
 def write(kit, text):
-    path = kit / "local" / "bilateral.toml"
+    path = kit / "bilateral.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
@@ -48,7 +48,7 @@ def test_every_setting_survives_toml(tmp_path_factory, options, data_dir, keys):
 def test_relative_paths_are_relative_to_the_kit_wherever_one_reads_from(tmp_path, monkeypatch):
     path = write(tmp_path / "kit", '[data]\ndata_dir = "mine"\n[server]\nruns = "runs"\n')
     monkeypatch.chdir(tmp_path)
-    for found in (load_site_settings("kit"), load_site_settings("kit/local/bilateral.toml"), load_site_settings(path)):
+    for found in (load_site_settings("kit"), load_site_settings("kit/bilateral.toml"), load_site_settings(path)):
         assert found.data_directory == tmp_path / "kit" / "mine"
         assert found.runs_directory == tmp_path / "kit" / "runs"
 
@@ -154,23 +154,23 @@ class TestPlans:
 class TestIdentity:
     @pytest.fixture
     def kit(self, tmp_path):
-        write(tmp_path, '[identity]\nkey_file = "local/identity.key"\n')
+        write(tmp_path, '[identity]\nkey_file = "identity.key"\n')
         return tmp_path
 
     def test_the_key_read_back_signs_as_the_one_written(self, kit):
-        written = write_new_identity(kit / "local" / "identity.key")
+        written = write_new_identity(kit / "identity.key")
         found = load_site_settings(kit).identity()
         assert found.public_bytes == written.public_bytes
         assert is_signed(written.public_bytes, found.sign(b"message"), b"message")
 
     def test_a_new_key_never_replaces_one(self, kit):
-        write_new_identity(kit / "local" / "identity.key")
+        write_new_identity(kit / "identity.key")
         with pytest.raises(FileExistsError):
-            write_new_identity(kit / "local" / "identity.key")
+            write_new_identity(kit / "identity.key")
 
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o644, 0o777])
     def test_a_key_that_others_can_read_is_refused(self, kit, mode):
-        path = kit / "local" / "identity.key"
+        path = kit / "identity.key"
         write_new_identity(path)
         path.chmod(mode)
         with pytest.raises(DeploymentError, match=f"{mode:o}.*chmod 600") as caught:
@@ -179,7 +179,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("content", ["", "ab" * 31, "ab" * 33, "AB" * 32, "zz" * 32, "ab" * 16 + "\n" + "ab" * 16])
     def test_a_malformed_key_is_refused_and_not_shown(self, kit, content):
-        path = kit / "local" / "identity.key"
+        path = kit / "identity.key"
         path.write_text(content)
         path.chmod(0o600)
         with pytest.raises(DeploymentError, match="hexadecimal") as caught:

@@ -54,7 +54,7 @@ def write_job(directory: Path, *, code: str = "") -> Path:
 
 def allow(kit: Path) -> None:
     """Let jobs build the classes of this module at one party."""
-    path = kit / "local" / "resources.json"
+    path = kit / "flare" / "local" / "resources.json"
     resources = json.loads(path.read_text())
     resources["class_allow_list"].append(ALLOWED)
     path.write_text(json.dumps(resources))

@@ -41,7 +41,7 @@ class OwnSites(LocalSites):
 
 def conduct(plan, path, sites):
     def own(term, names):
-        return OwnSecrets(SecureRandomness().random_bytes(16), sites.pinned)
+        return OwnSecrets(SecureRandomness().random_bytes(32), sites.pinned)
 
     return Conductor(plan, path, sites, own, VERSION, "local").conduct()
 

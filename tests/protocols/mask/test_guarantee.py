@@ -31,7 +31,7 @@ def test_with_as_many_colluders_as_stated_two_honest_uploads_remain_and_with_one
     colluders, victim = group.names[: allowed + 1], group.names[allowed + 1]
     rest = total.terms - sum(uploads[name].weight * uploads[name].terms.double() for name in colluders)
     weight = total.total_weight - sum(uploads[name].weight for name in colluders)
-    torch.testing.assert_close(rest / weight, uploads[victim].terms.double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(rest / weight, uploads[victim].terms.double(), rtol=0, atol=1e-4)
 
 
 def test_a_floor_counts_in_the_claims_but_colluders_never_reach_the_threshold_of_shares():

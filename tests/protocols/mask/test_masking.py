@@ -150,7 +150,7 @@ def test_a_value_out_of_range_gets_another_attempt_with_fresh_masks_and_the_righ
     group.sign()
     group.reveal()
     got = group.server.unmask((2, 5), 3)
-    torch.testing.assert_close(got.terms, aggregate(uploads, 0).terms, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(got.terms, aggregate(uploads, 0).terms, rtol=0, atol=2000 * 2.0**-21)
 
 
 def test_bounds_follow_the_sums_and_a_resumed_server_has_the_same():
@@ -224,7 +224,7 @@ def test_dropping_after_the_shares_costs_nothing_but_that_client():
     uploads = {name: upload_of(0, number) for number, name in enumerate(group.names)}
     got, _ = group.run(0, uploads, ({"cleo": BEFORE_UPLOAD},))
     left = {name: upload for name, upload in uploads.items() if name != "cleo"}
-    torch.testing.assert_close(got.terms, aggregate(left, 0).terms, rtol=1e-12, atol=1e-8)
+    torch.testing.assert_close(got.terms, aggregate(left, 0).terms, rtol=0, atol=1e-4)
     assert got.contributors == ("anna", "bela", "dora")
 
 

@@ -16,6 +16,7 @@ import torch
 from bilateral.errors import ThresholdError
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.settings import MaskSettings
+from protocols.mask import last_bits_oracle
 from protocols.mask.harness import (
     BEFORE_REVEAL,
     BEFORE_SHARES,
@@ -74,16 +75,17 @@ def expected_survivors(participants, around, threshold, enough, schedule):
     return survivors
 
 
-def expected_sum(uploads, survivors, fraction_bits):
-    """Python integers: sum of round(weight * value * 2^f), to the nearest and halves to even."""
-    rows = []
-    for number, bits in enumerate(fraction_bits):
-        columns = []
-        for name in survivors:
-            row = [*uploads[name].terms, uploads[name].statistics][number].tolist()
-            columns.append([round(Fraction(value) * uploads[name].weight * Fraction(2) ** bits) for value in row])
-        rows.append([math.ldexp(float(sum(values)), -bits) for values in zip(*columns, strict=True)])
-    return rows
+def expected_sum(uploads, survivors, opening, seed):
+    """Python integers: the sum of what each client's value becomes when its last bits are drawn."""
+    bits = opening.fraction_bits
+    encoded = [
+        last_bits_oracle.integers(uploads[name], bits, last_bits_oracle.key_of(name, opening.round_index, seed))
+        for name in survivors
+    ]
+    return [
+        [math.ldexp(float(sum(values)), -bits[number]) for values in zip(*rows, strict=True)]
+        for number, rows in enumerate(zip(*encoded, strict=True))
+    ]
 
 
 def neighbour_sets(group, round_index, attempt, participants):
@@ -92,8 +94,8 @@ def neighbour_sets(group, round_index, attempt, participants):
     return {name: set(graph.neighbours(name)) for name in participants}
 
 
-def assert_sum(aggregate, opening, uploads, survivors):
-    rows = expected_sum(uploads, sorted(survivors), opening.fraction_bits)
+def assert_sum(aggregate, opening, uploads, survivors, seed=0):
+    rows = expected_sum(uploads, sorted(survivors), opening, seed)
     assert aggregate.terms.tolist() == rows[:-1]
     assert aggregate.statistics.tolist() == rows[-1]
     assert aggregate.total_weight == sum(uploads[name].weight for name in survivors)
@@ -172,7 +174,7 @@ def test_unmasked_sum_equals_plain_integer_sum_of_survivors_or_the_round_fails_c
                 seen["failed"] += 1
                 continue
             aggregate, opening = group.run(round_index, uploads, schedules)
-            assert_sum(aggregate, opening, uploads, survivors)
+            assert_sum(aggregate, opening, uploads, survivors, seed=number)
             seen["again" if opening.attempt else "at once", len(survivors) < len(opening.participants)] += 1
     assert seen["failed"] > 3  # the schedules are worth something
     assert sum(count for key, count in seen.items() if key != "failed") > 10

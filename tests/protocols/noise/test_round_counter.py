@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from bilateral.randomness import SeededRandomness
 
 @pytest.fixture(params=["memory", "file"])
 def counter(request, tmp_path):
-    return MemoryCounter() if request.param == "memory" else FileCounter(tmp_path / "spent.json")
+    return MemoryCounter() if request.param == "memory" else FileCounter.create(tmp_path / "spent.json")
 
 
 def test_a_counter_counts_up_to_its_limit_and_no_further(counter):
@@ -41,6 +42,7 @@ def upload(round_index):
 
 def test_a_restart_does_not_reset_the_budget(tmp_path):
     path = tmp_path / "site" / "spent.json"
+    FileCounter.create(path)
     first = make_noise(path)
     first.add_noise(upload(0), 0)
     first.add_noise(upload(1), 1)
@@ -54,6 +56,7 @@ def test_a_restart_does_not_reset_the_budget(tmp_path):
 
 def test_the_round_is_on_disk_before_its_noise_exists(tmp_path, monkeypatch):
     path, on_disk = tmp_path / "spent.json", []
+    FileCounter.create(path)
     noise = make_noise(path)
     drawn = noise._noisy
 
@@ -68,7 +71,7 @@ def test_the_round_is_on_disk_before_its_noise_exists(tmp_path, monkeypatch):
 
 def test_a_crash_while_counting_leaves_the_old_count_or_the_new_one(tmp_path, monkeypatch):
     path = tmp_path / "spent.json"
-    counter = FileCounter(path)
+    counter = FileCounter.create(path)
     counter.spend(None)
 
     def crash(_):
@@ -102,11 +105,38 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 
 def test_a_file_that_is_spoilt_during_the_run_is_refused_too(tmp_path):
-    counter = FileCounter(tmp_path / "spent.json")
+    counter = FileCounter.create(tmp_path / "spent.json")
     counter.spend(None)
     (tmp_path / "spent.json").write_text("{")
     with pytest.raises(CheckpointError):
         counter.spend(None)
+
+
+def test_a_file_that_is_missing_counts_as_spent(tmp_path):
+    path = tmp_path / "site" / "spent.json"
+    with pytest.raises(CheckpointError, match="it is missing, which counts as spent"):
+        FileCounter(path)
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("whole_folder", [False, True])
+def test_who_deletes_the_file_ends_the_budget_also_during_a_run(tmp_path, whole_folder):
+    path = tmp_path / "site" / "spent.json"
+    counter = FileCounter.create(path)
+    assert counter.spend(3)
+    shutil.rmtree(path.parent) if whole_folder else path.unlink()
+    for again in (lambda: counter.spend(3), lambda: counter.used, lambda: FileCounter(path)):
+        with pytest.raises(CheckpointError, match="counts as spent"):
+            again()
+    assert not path.exists()
+
+
+def test_a_counter_does_not_begin_anew(tmp_path):
+    path = tmp_path / "spent.json"
+    FileCounter.create(path).spend(None)
+    with pytest.raises(CheckpointError, match="counts the rounds of a budget already"):
+        FileCounter.create(path)
+    assert FileCounter(path).used == 1
 
 
 def _spend_often(path, times):
@@ -117,6 +147,7 @@ def _spend_often(path, times):
 
 def test_two_processes_with_one_file_lose_no_round(tmp_path):
     path, fork = tmp_path / "spent.json", multiprocessing.get_context("fork")
+    FileCounter.create(path)
     processes = [fork.Process(target=_spend_often, args=(path, 25)) for _ in range(3)]
     for process in processes:
         process.start()

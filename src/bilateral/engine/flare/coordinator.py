@@ -15,7 +15,7 @@ from typing import Any
 
 from nvflare.collab import CollabCallError, collab
 
-from bilateral.engine.flare.surroundings import is_simulation, kit_settings, plan_of_job, server_secrets
+from bilateral.engine.flare.surroundings import accepted_plan, is_simulation, kit_settings, plan_of_job, server_secrets
 from bilateral.engine.remote.conductor import Conductor
 from bilateral.engine.remote.exchange import SiteSilentError
 from bilateral.engine.result import RoundReport
@@ -82,6 +82,7 @@ class Coordinator:
         self.data_dir = data_dir
         self._stop = threading.Event()
         self._last: RoundReport | None = None
+        self._num_rounds = 0
 
     @collab.main
     def conduct(self) -> None:
@@ -89,9 +90,8 @@ class Coordinator:
         workspace, engine = collab.workspace, collab.fl_ctx.get_engine()
         engine.register_app_command(STATUS, self._status)
         engine.register_app_command(STOP, self._ask_to_stop)
-        conductor = self._conductor(workspace, FlareSites(list(collab.clients)))
         try:
-            result = conductor.conduct()
+            result = self._conductor(workspace, FlareSites(list(collab.clients))).conduct()
         except Exception as error:  # told to the administrator, and raised: FLARE ends the job
             self._write_outcome(workspace, {"error": str(error), "kind": type(error).__name__})
             log.error("%s: %s", type(error).__name__, error)
@@ -99,13 +99,15 @@ class Coordinator:
         self._write_outcome(workspace, result.as_dict())
 
     def _conductor(self, workspace: Any, sites: FlareSites) -> Conductor:
-        plan = plan_of_job(self.plan)
         path, data_dir = Path(self.output), Path(self.data_dir) if self.data_dir else None
         settings: dict[str, Any] = {}
-        if not is_simulation():
+        if is_simulation():
+            plan = plan_of_job(self.plan)
+        else:
             own = kit_settings(workspace)
-            own.check_accepted(plan)  # the server opens data too, with the loader that the plan names
+            plan = accepted_plan(self.plan, own)  # the server opens data too, with the loader that the plan names
             path, data_dir, settings = own.run_directory(self.output), own.data_directory, own.data.options
+        self._num_rounds = plan.training.rounds
         return Conductor(
             plan,
             path,
@@ -132,7 +134,7 @@ class Coordinator:
         """What an administrator sees of a running job."""
         report = self._last
         if report is None:
-            return {"round": 0, "num_rounds": plan_of_job(self.plan).training.rounds, "metrics": {}}
+            return {"round": 0, "num_rounds": self._num_rounds, "metrics": {}}
         return {"round": report.round_index, "num_rounds": report.num_rounds, "metrics": report.metrics}
 
     def _ask_to_stop(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002

@@ -15,6 +15,7 @@ from typing import Any
 
 from bilateral.engine.federation import member_names, needs_sample_counts
 from bilateral.engine.flare.handbook import handbook
+from bilateral.engine.flare.job_content import has_references
 from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
 from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
@@ -81,6 +82,11 @@ def check_deployable(plan: RunPlan) -> None:
             f"federation.dropout is {plan.federation.dropout}: simulated dropouts belong to the in-process engine.",
             remedy="Leave it out; sites of a deployment come and go by themselves.",
         )
+    if has_references(plan.model_dump(mode="json")):
+        raise PlanError(
+            "The plan has a text with {, } or $ in it, which FLARE would take for a reference; sites refuse that.",
+            remedy="Write such values into [data.options] of each kit's bilateral.toml.",
+        )
 
 
 def warnings_of(plan: RunPlan, sites: Sequence[str]) -> tuple[str, ...]:
@@ -128,7 +134,10 @@ def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
     if num_sites > 1 and sites_needed(plan, num_sites) == plan.federation.num_participants(num_sites):
         yield "Every invited site is needed in every round: one that is away holds up the run."
     if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:
-        yield f"The plan names code of yours ({', '.join(own_code)}): install it at every party; no job brings any."
+        yield (
+            f"The plan names code of yours ({', '.join(own_code)}): no job brings any. Every party installs it, and its "
+            "operator writes these names under [code] in bilateral.toml of the kit; until then the plan is refused."
+        )
 
 
 def _describe(plan: RunPlan, kits: Kits) -> Deployed:

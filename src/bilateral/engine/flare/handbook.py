@@ -12,6 +12,7 @@ from pathlib import Path
 import tomli_w
 
 from bilateral.engine.flare.provisioning import Kits
+from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.conductor import sites_needed
 from bilateral.version import __version__
@@ -40,7 +41,7 @@ Everything in this directory is secret: it holds the root key of the deployment 
 
 Hand a kit to its party only, over a channel that both ends trust: in person, on an encrypted disk, or by `scp` to a
 host whose key was checked. It holds that party's private keys. When a site has its kit, delete the copy of its identity
-key here (`local/identity.key`); nobody but the site needs it. All parties get `{plan_file}` to read.
+key here (`identity.key`); nobody but the site needs it. All parties get `{plan_file}` to read.
 
 ## At each site
 
@@ -51,9 +52,12 @@ key here (`local/identity.key`); nobody but the site needs it. All parties get `
 {options}
 
    A relative path is looked for in `data/` of the kit. To use another folder or other options, edit `[data]` in
-   `local/bilateral.toml` of the kit; what stands there wins over the plan, and is sent to nobody.
-4. Start, with that environment active: `startup/start.sh`. It starts the site again if it dies; after a reboot you
-   start it. Its log is `log.txt` in the kit.
+   `bilateral.toml` of the kit; what stands there wins over the plan, and is sent to nobody.
+4. {code}
+5. Start, with that environment active: `flare/startup/start.sh`. It starts the site again if it dies; after a reboot
+   you start it. Its log is `flare/log.txt` in the kit. `flare/` is FLARE's workspace: keep nothing of yours in it.
+
+Keep `spent/`: it counts the rounds of each plan with sound noise. A site without its file takes no part.
 
 ## At the server ({server}, port {port})
 
@@ -73,15 +77,15 @@ Ctrl-C in `submit` stops the run after the round at hand. To go on, or to look a
 ## When a site or the server dies
 
 Nothing has to be done for the others. The round goes on without the site if {needed} of {num_sites} sites are left;
-otherwise the server waits (`federation.patience`). `startup/start.sh` starts a party again that died; after a reboot,
+otherwise the server waits (`federation.patience`). `flare/startup/start.sh` starts a party again that died; after a reboot,
 start it by hand. `submit` begins a new term with the site in it, from the last round that was done. If `submit` itself
 was ended, the same command with `--resume` goes on.
 
 ## Stop a party for good
 
-    echo y | startup/stop_fl.sh
+    echo y | flare/startup/stop_fl.sh
 
-in its kit, and wait until `daemon_pid.fl` is gone (about ten seconds). All at once, from the administrator's kit:
+in its kit, and wait until `flare/daemon_pid.fl` is gone (about ten seconds). All at once, from the administrator's kit:
 `startup/fl_admin.sh`, then `shutdown all`.
 
 ## Another plan, or another site
@@ -91,14 +95,15 @@ Change a copy of the plan (a new site is a new `[data.sites.NAME]`) and run
     bilateral deploy NEW_PLAN.toml --update {directory}
 
 Certificates and identities are kept. The new site gets its kit from the new folder `prod_NN`; every other party adds
-the new lines of its new `local/bilateral.toml` (under `[identities]` and `[plans]`) to its own, if it agrees.
+the new lines of its new `bilateral.toml` (under `[identities]` and `[plans]`) and the new files of its new `spent/` to
+its own, if it agrees. The new `spent/` has nothing of earlier plans: a budget begins once.
 """
 
 
 def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str) -> str:
     """The text for the operators of these kits."""
     sites = [name for name in kits.sites if name in plan.data.sites] or list(kits.sites)
-    service = json.loads((kits.server / "startup" / "fed_server.json").read_text(encoding="utf-8"))
+    service = json.loads((kits.server / WORKSPACE_FOLDER / "startup" / "fed_server.json").read_text(encoding="utf-8"))
     return _TEMPLATE.format(
         name=kits.server.parent.parent.name,
         plan_file=plan_file,
@@ -107,6 +112,7 @@ def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str)
         parties="\n".join(_party(kits, kit, whom, channel) for kit, whom, channel in _parties(kits)),
         version=__version__,
         data_name=plan.data.name,
+        code=_code(plan),
         options=_indented(_options(plan, sites)),
         server=kits.server.name,
         port=service["servers"][0]["service"]["target"].rpartition(":")[2],
@@ -125,6 +131,17 @@ def _parties(kits: Kits) -> list[tuple[Path, str, str]]:
 
 def _party(kits: Kits, kit: Path, whom: str, channel: str) -> str:
     return f"| `{kit.relative_to(kits.directory)}` | {whom} | {channel} |"
+
+
+def _code(plan: RunPlan) -> str:
+    own = [name for name in (plan.data.name, plan.model.name) if ":" in name]
+    if not own:
+        return "The plan names no code but that of `bilateral`; `[code]` in `bilateral.toml` stays empty."
+    names = ", ".join(f'"{name}"' for name in own)
+    return (
+        f"The plan runs {names}. Read that code, install it, and write `allowed = [{names}]` under `[code]` in\n"
+        "   `bilateral.toml` of the kit: without that the plan is refused here."
+    )
 
 
 def _options(plan: RunPlan, sites: Sequence[str]) -> str:

@@ -1,13 +1,20 @@
 """The last builder of our project files: makes a FLARE start-up kit into a kit of ours.
 
 `nvflare provision` runs it like FLARE's own builders, so an operator who edits the project file and provisions by hand
-gets the same kits as `provision`. It writes into each kit:
+gets the same kits as `provision`. It moves FLARE's kit into `flare/`, which is FLARE's workspace from then on, and
+writes beside it, where no job reaches:
 
-- `local/bilateral.toml`: the party's own settings, with the public identity keys of all sites and the plans that the
-  party takes part in (`plans`, an argument of the builder in the project file);
+- `bilateral.toml`: the party's own settings, with the public identity keys of all sites and the plans that the party
+  takes part in (`plans`, an argument of the builder in the project file);
 - `data/`, empty: where the party's data are looked for, unless its settings say otherwise;
-- `local/identity.key`, mode 0600, in a site's kit only: its private identity key;
-- `local/resources.json`: FLARE's settings, with the classes a job may build cut down to ours, and short waits;
+- `identity.key`, mode 0600, in a site's kit only: its private identity key;
+- `spent/FINGERPRINT.json`, in a site's kit only: how many rounds of a plan the site has used. A plan's file is handed out
+  once, with the first kit that accepts the plan; without it the site takes no part, so no later kit resets a budget.
+
+and changes in FLARE's part:
+
+- `local/resources.json`: FLARE's settings, with the classes a job may build cut down to ours, short waits, and our
+  `JobGate` before every command that comes from the server;
 - `local/authorization.json`: nobody may send code (BYOC) or read files of a party;
 - `local/log_config.json`: FLARE's line per call is not written; joining, leaving and refusing is.
 
@@ -20,6 +27,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +40,9 @@ from nvflare.lighter.spec import Builder
 
 from bilateral.engine.flare.site_settings import (
     SETTINGS_FILE,
+    SPENT_FOLDER,
+    WORKSPACE_FOLDER,
+    CodeSettings,
     DataSettings,
     IdentitySettings,
     PlanSettings,
@@ -40,6 +51,7 @@ from bilateral.engine.flare.site_settings import (
 )
 from bilateral.errors import DeploymentError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
+from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import SecureRandomness
 
 PROPERTY = "bilateral"
@@ -54,6 +66,7 @@ JOB_CLASSES = (
     "bilateral.engine.flare.hetero_coordinator.HeteroCoordinator",
     "bilateral.engine.flare.hetero_site.HeteroSite",
 )
+GATE = {"id": "job_gate", "path": "bilateral.engine.flare.job_gate.JobGate", "args": {}}
 HEARTBEAT_SECONDS = 4
 """A parent process tells the server this often that it is there, and which jobs it runs."""
 DATA_FOLDER = "data"
@@ -73,6 +86,7 @@ ENVIRONMENT = {
 }
 """What every FLARE process of ours runs with."""
 _IDENTITIES = "bilateral_identities.json"
+_COUNTERS = "bilateral_counters.json"
 _ALLOWED = ("submit_job", "manage_job", "download_job", "view", "operate", "app_command")
 _REFUSED = ("clone_job", "shell_commands", "byoc", "server-predeployed-flwr")
 _TELLING_LOGGERS = (
@@ -89,6 +103,7 @@ _SETTINGS_HEADER = """\
 # Settings of {}, for this party only. Paths are relative to the kit directory.
 # [data.options] are options of the data loader that the plan names; they win over the plan's own.
 # [plans] accepted: add the fingerprint of another plan here if you agree to it; without it, it is refused.
+# [code] allowed: functions of your own that a plan may name as its data or model, "package.module:function".
 
 """
 
@@ -109,21 +124,46 @@ class BilateralBuilder(Builder):
         server, sites = project.get_server(), project.get_clients()
         workspace = Path(ctx.get_workspace())
         public_keys = self._identities(state / _IDENTITIES, workspace, sites, ctx)
+        self._counters(state / _COUNTERS, workspace, sites, ctx)
         for party in (server, *sites):
             local = Path(ctx.get_local_dir(party))
-            _write_settings(local, party, public_keys, self._plans)
+            _write_settings(local.parent, party, public_keys, self._plans)
             (local.parent / DATA_FOLDER).mkdir(exist_ok=True)
             _write_json(local / "authorization.json", _authorization(local))
             _write_json(local / "log_config.json", _log_config(local))
             _write_json(local / "resources.json", _resources(local, party.type))
             _extend_start_script(Path(ctx.get_kit_dir(party)) / "sub_start.sh", party.type)
 
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        """FLARE calls this in reverse order: before the kits are moved to their place."""
+        for party in (project.get_server(), *project.get_clients()):
+            kit = Path(ctx.get_ws_dir(party))
+            ours = {SETTINGS_FILE, SPENT_FOLDER, DATA_FOLDER, Path(IdentitySettings().key_file).name}
+            flares = [path for path in kit.iterdir() if path.name not in ours]
+            (kit / WORKSPACE_FOLDER).mkdir()
+            for path in flares:
+                path.rename(kit / WORKSPACE_FOLDER / path.name)
+
+    def _counters(self, known_file: Path, workspace: Path, sites: list[Participant], ctx: ProvisionContext) -> None:
+        """A counter for each site and plan that never had one."""
+        if known_file.exists():
+            handed_out: dict[str, list[str]] = json.loads(known_file.read_text(encoding="utf-8"))
+        else:
+            handed_out = {site.name: sorted(_plans_of_earlier_kits(workspace, site.name)) for site in sites}
+        for site in sites:
+            theirs = handed_out.setdefault(site.name, [])
+            for plan in self._plans.accepted:
+                if plan not in theirs:
+                    FileCounter.create(Path(ctx.get_ws_dir(site)) / SPENT_FOLDER / f"{plan}.json")
+                    theirs.append(plan)
+        _write_json(known_file, handed_out)
+
     def _identities(
         self, known_file: Path, workspace: Path, sites: list[Participant], ctx: ProvisionContext
     ) -> dict[str, str]:
         known: dict[str, str] = json.loads(known_file.read_text(encoding="utf-8")) if known_file.exists() else {}
         for site in sites:
-            key_file = Path(ctx.get_local_dir(site)) / Path(IdentitySettings().key_file).name
+            key_file = Path(ctx.get_ws_dir(site)) / IdentitySettings().key_file
             if site.name in known:
                 if not _keep_identity(known[site.name], site.name, key_file, workspace):
                     ctx.warning(f"The private identity key of {site.name} is not here; the site must keep its own.")
@@ -143,13 +183,24 @@ def write_new_identity(path: Path) -> Identity:
 def _keep_identity(public_key: str, site: str, key_file: Path, workspace: Path) -> bool:
     """Copy a site's private key from the newest earlier kit that has it. False: no kit here has it any more."""
     for kits in sorted(workspace.glob("prod_*"), reverse=True):
-        earlier = kits / site / "local" / key_file.name
-        if earlier.exists():
+        earlier = next((path for path in _places(kits / site, key_file.name) if path.exists()), None)
+        if earlier is not None:
             if read_identity(earlier).public_bytes.hex() != public_key:
                 raise DeploymentError(f"The identity key {earlier} is not the one that was pinned for {site}.")
             _write_secret(key_file, earlier.read_text(encoding="ascii").strip())
             return True
     return False
+
+
+def _places(kit: Path, name: str) -> tuple[Path, Path]:
+    """Where a file of ours is in a kit, and where it was in kits of earlier versions."""
+    return kit / name, kit / "local" / name
+
+
+def _plans_of_earlier_kits(workspace: Path, site: str) -> set[str]:
+    """Plans that kits of earlier versions accepted: their budgets may be in use, and begin anew for nobody."""
+    files = [path for kits in workspace.glob("prod_*") for path in _places(kits / site, SETTINGS_FILE) if path.exists()]
+    return {plan for path in files for plan in tomllib.loads(path.read_text(encoding="utf-8"))["plans"]["accepted"]}
 
 
 def _write_secret(path: Path, text: str) -> None:
@@ -158,7 +209,7 @@ def _write_secret(path: Path, text: str) -> None:
         file.write(text + "\n")
 
 
-def _write_settings(local: Path, party: Participant, public_keys: dict[str, str], plans: PlanSettings) -> None:
+def _write_settings(kit: Path, party: Participant, public_keys: dict[str, str], plans: PlanSettings) -> None:
     own = dict(party.get_prop(PROPERTY) or {})
     data = {"data_dir": DATA_FOLDER, **own.pop("data", {})}
     values: dict[str, Any] = {"data": DataSettings.model_validate(data).model_dump(exclude_none=True)}
@@ -170,14 +221,16 @@ def _write_settings(local: Path, party: Participant, public_keys: dict[str, str]
         values["identity"] = IdentitySettings().model_dump()
     values["identities"] = public_keys
     values["plans"] = plans.model_dump(mode="json")
+    values["code"] = CodeSettings().model_dump(mode="json")
     header = _SETTINGS_HEADER.format(party.name)
-    (local / SETTINGS_FILE).write_text(header + tomli_w.dumps(values), encoding="utf-8")
+    (kit / SETTINGS_FILE).write_text(header + tomli_w.dumps(values), encoding="utf-8")
 
 
 def _resources(local: Path, kind: str) -> dict[str, Any]:
     resources = _read_default(local, "resources.json")
     resources["class_list_enforcement_mode"] = "enforce"
     resources["class_allow_list"] = list(JOB_CLASSES)
+    resources["components"].append(GATE)
     if kind == "server":
         _set_server_resources(resources)
     else:
@@ -230,7 +283,7 @@ def _extend_start_script(script: Path, kind: str) -> None:
             f"FLARE wrote a {script.name} of a form that is not known here.", remedy="Use nvflare 2.9."
         )
     ours = "".join(f'export {name}="{value}"\n' for name, value in ENVIRONMENT.items())
-    text = text.replace(export, export + f'export {KIT_VARIABLE}="$WORKSPACE"\n' + ours)
+    text = text.replace(export, export + f'export {KIT_VARIABLE}="$(dirname "$SOURCE_WORKSPACE")"\n' + ours)
     script.write_text(text.replace(last_option, f" {' '.join(OPTIONS[kind])}{last_option}"), encoding="utf-8")
 
 

@@ -26,6 +26,7 @@ import psutil
 
 from bilateral.engine.flare.kit_builder import ENVIRONMENT, KIT_VARIABLE, OPTIONS
 from bilateral.engine.flare.provisioning import Kits, party_organisation
+from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
 from bilateral.errors import DeploymentError
 
 SERVER = "server"
@@ -77,6 +78,10 @@ class LocalProcesses:
             raise DeploymentError(f"There is no party {name!r}.", remedy=f"Parties: {', '.join(self.names)}.")
         return self._kits.server if name == SERVER else self._kits.sites[name]
 
+    def workspace(self, name: str) -> Path:
+        """FLARE's part of a kit."""
+        return self.kit(name) / WORKSPACE_FOLDER
+
     def log_file(self, name: str) -> Path:
         """What the processes of a party write to their terminal."""
         return self.kit(name) / _LOG_FILE
@@ -93,14 +98,14 @@ class LocalProcesses:
 
     def start(self, name: str) -> None:
         """Start the parent process of a party: the same module and options as its `startup/sub_start.sh`."""
-        kit = self.kit(name)
+        kit, workspace = self.kit(name), self.workspace(name)
         if self.is_running(name):
             raise DeploymentError(f"{name} is running already.", remedy="Stop or kill it first.")
         self.kill(name)  # job processes that outlived their parent
         kind = "server" if name == SERVER else "client"
         who = [] if kind == "server" else [f"uid={name}"]
         settings = ["secure_train=true", *who, f"org={self._organisation}", *OPTIONS[kind], "config_folder=config"]
-        command = [sys.executable, "-u", "-m", _MODULES[kind], "-m", str(kit), "-s", f"fed_{kind}.json", "--set"]
+        command = [sys.executable, "-u", "-m", _MODULES[kind], "-m", str(workspace), "-s", f"fed_{kind}.json", "--set"]
         environment = {
             "MALLOC_ARENA_MAX": "4",  # as sub_start.sh has it
             **ENVIRONMENT,
@@ -110,11 +115,11 @@ class LocalProcesses:
             KIT_VARIABLE: str(kit),
             _MARK: self._mark(name),
         }
-        (kit / "transfer").mkdir(exist_ok=True)
+        (workspace / "transfer").mkdir(exist_ok=True)
         with self.log_file(name).open("ab") as log:
             self._parents[name] = subprocess.Popen(
                 [*command, *settings],
-                cwd=kit,
+                cwd=workspace,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -173,7 +178,7 @@ class LocalProcesses:
                 self.kill(name)
 
     def _wait_until_listening(self, timeout: float) -> None:
-        service = json.loads((self._kits.server / "startup" / "fed_server.json").read_text(encoding="utf-8"))
+        service = json.loads((self.workspace(SERVER) / "startup" / "fed_server.json").read_text(encoding="utf-8"))
         host, port = str(service["servers"][0]["service"]["target"]).split(":")
         deadline = time.monotonic() + timeout
         while True:

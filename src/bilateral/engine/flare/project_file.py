@@ -93,7 +93,7 @@ participants:
 # The server. Its name is the host name under which sites reach it; its certificate is for this name.
 # `runs`: where run directories live, relative to its kit. `data`: test data of its own, if it has any.
 {server}
-# The sites. `data` goes to that site's local/bilateral.toml and nowhere else; a site can also write it there itself.
+# The sites. `data` goes to that site's bilateral.toml and nowhere else; a site can also write it there itself.
 {sites}
 # Who may submit and stop jobs. No role may send code or read files of a party (local/authorization.json).
 {admin}

@@ -30,7 +30,7 @@ from bilateral.engine.flare.project_file import (
     project_text,
     read_project,
 )
-from bilateral.engine.flare.site_settings import DataSettings
+from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER, DataSettings, check_layout
 from bilateral.errors import DeploymentError, PlanError
 
 __all__ = ["Deployment", "Kits", "extend", "party_organisation", "project_text", "provision"]
@@ -59,7 +59,12 @@ class Kits:
                 remedy=f"Run `nvflare provision -p {PROJECT_FILE} -w .` in {directory}.",
             )
         names = {kind: [p["name"] for p in project["participants"] if p["type"] == kind] for kind in _PARTIES}
-        missing = [name for kind in _PARTIES for name in names[kind] if not (newest / name / "startup").is_dir()]
+        parties = [newest / name for kind in ("server", "client") for name in names[kind]]
+        for kit in parties:
+            check_layout(kit)
+        workspaces = {kit.name: kit / WORKSPACE_FOLDER for kit in parties}
+        workspaces |= {name: newest / name for name in names["admin"]}
+        missing = [name for name, workspace in workspaces.items() if not (workspace / "startup").is_dir()]
         if missing or len(names["server"]) != 1 or not names["admin"]:
             raise DeploymentError(
                 f"The kits in {newest} are not those of {PROJECT_FILE}; missing: {', '.join(missing) or 'a server'}.",
@@ -92,8 +97,8 @@ def extend(directory: Path, sites: Mapping[str, DataSettings] | None = None, pla
     """Add sites and plans to a deployment: same root certificate, same identities, new kits in a new `prod_NN`.
 
     A new site gets its kit. Every other party pins identities and accepts plans by itself, so it must replace its
-    `local/bilateral.toml` by the new one (or add the lines to [identities] and [plans]) before the next run: until then
-    it refuses the new plan, and a roster with the new site. Certificates and private keys stay as they are.
+    `bilateral.toml` by the new one (or add the lines to [identities] and [plans]), and add the new files of `spent/` to
+    its own, before the next run: until then it refuses the new plan, and a roster with the new site. Certificates and private keys stay as they are.
     """
     directory = Path(directory).resolve()
     add_to_project(directory / PROJECT_FILE, sites or {}, plans)

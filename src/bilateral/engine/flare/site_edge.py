@@ -7,24 +7,28 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from bilateral.engine.remote.exchange import REFUSED
-from bilateral.errors import BilateralError, PlanError
+from bilateral.errors import BilateralError, PlanNotAcceptedError
 
 log = logging.getLogger("bilateral.site")
 SERVER_NAME = "server"
+NOT_ACCEPTED = "the operator of this site has not agreed to this plan, or to code that it names; its own log says more."
 _Desk = TypeVar("_Desk")
 
 
 def ask_desk(
     caller: str, open_desk: Callable[[], _Desk], question: Callable[[_Desk], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The desk's answer, or why there is none. FLARE lets every participant call a site; only the server may."""
+    """The desk's answer, or why there is none. FLARE lets every participant call a site; only the server may.
+
+    Why a desk was not opened is told in fixed words: the job's own could hold what the site keeps to itself.
+    """
     if caller != SERVER_NAME:
         return {REFUSED: f"only the server may call a site, not {caller}."}
     try:
         desk = open_desk()
-    except PlanError as error:  # about the plan that the server sent: it may know
+    except PlanNotAcceptedError as error:
         log.error("%s", error)
-        return {REFUSED: str(error)}
+        return {REFUSED: NOT_ACCEPTED}
     except BilateralError as error:
         log.error("%s", error)
         return {REFUSED: f"{type(error).__name__} at the site; its own log says more."}

@@ -1,23 +1,32 @@
-"""What a party of a deployment keeps to itself: `local/bilateral.toml` in its kit.
+"""What a party of a deployment keeps to itself: `bilateral.toml` in its kit, beside FLARE's workspace.
 
     [data]                      # a site: its training data. The server: test data of its own.
     data_dir = "data"
     [data.options]              # for the data loader that the plan names; they win over the plan's
     site = 2
     [identity]                  # a site only: the private key that signs for it
-    key_file = "local/identity.key"
+    key_file = "identity.key"
     [identities]                # public keys of all sites, pinned
     site-1 = "6f1d..."
     [plans]
     accepted = ["0c4e..."]      # fingerprints of the plans that this party's operator agreed to
+    [code]
+    allowed = ["my_clinic.data:load"]    # functions outside `bilateral` that a plan may name here
     [server]                    # the server only
     runs = "runs"
 
 Nothing here is ever sent to another party. Relative paths are relative to the kit directory.
 
-Guarantee: a party takes part in no plan whose fingerprint is not in its own file. Whoever submits jobs could otherwise
-send a plan without masks, or with a loader of their choice, and read everything: an operator agrees to a plan, not to a
-server.
+    KIT/bilateral.toml  KIT/identity.key  KIT/data  KIT/spent  KIT/runs      ours
+    KIT/flare/startup  KIT/flare/local  KIT/flare/JOB_ID  ...                FLARE's workspace
+
+FLARE makes a directory JOB_ID for each job below its workspace, and wipes what is there: so nothing of ours is.
+
+Guarantees (tests/engine/flare/test_site_settings.py, test_job_gate.py):
+- a party takes part in no plan whose fingerprint is not in its own file, and finds that out before it reads the plan.
+  Whoever submits jobs could otherwise send a plan without masks and read everything: an operator agrees to a plan, not
+  to a server;
+- nor does an accepted plan run a function that the operator has not named here.
 """
 
 from __future__ import annotations
@@ -32,10 +41,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from bilateral.engine.plan import RunPlan
-from bilateral.errors import DeploymentError, PlanError
+from bilateral.errors import DeploymentError, PlanError, PlanNotAcceptedError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
 
 SETTINGS_FILE = "bilateral.toml"
+WORKSPACE_FOLDER = "flare"
+"""FLARE's workspace, below the kit."""
+SPENT_FOLDER = "spent"
 FINGERPRINT_PATTERN = r"^[0-9a-f]{64}$"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PublicKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
@@ -55,13 +67,19 @@ class DataSettings(_Section):
 class IdentitySettings(_Section):
     """The file with this site's private signing key, in hex."""
 
-    key_file: str = "local/identity.key"
+    key_file: str = "identity.key"
 
 
 class PlanSettings(_Section):
     """`accepted`: fingerprints (`RunPlan.fingerprint`) of the plans that this party takes part in."""
 
     accepted: tuple[Annotated[str, Field(pattern=FINGERPRINT_PATTERN)], ...] = ()
+
+
+class CodeSettings(_Section):
+    """`allowed`: functions `package.module:function` that a plan may name as its data or model, besides our own."""
+
+    allowed: tuple[str, ...] = ()
 
 
 class ServerSettings(_Section):
@@ -77,6 +95,7 @@ class SiteSettings(_Section):
     identity_settings: IdentitySettings | None = Field(default=None, alias="identity")
     identities: dict[str, _PublicKey] = Field(default_factory=dict)
     plans: PlanSettings = PlanSettings()
+    code: CodeSettings = CodeSettings()
     server: ServerSettings | None = None
     _kit: Path = PrivateAttr(default=Path())
 
@@ -103,17 +122,32 @@ class SiteSettings(_Section):
 
     def spent_file(self, plan: RunPlan) -> Path:
         """Where a site counts the rounds of a plan that it added noise in, over all runs of that plan."""
-        return self._kit / "spent" / f"{plan.fingerprint()}.json"
+        return self._kit / SPENT_FOLDER / f"{plan.fingerprint()}.json"
 
     def check_accepted(self, plan: RunPlan) -> None:
-        """Refuse a plan that this party's operator has not agreed to."""
-        fingerprint = plan.fingerprint()
+        """Refuse a plan that this party's operator has not agreed to, or whose code the operator has not."""
+        self.check_fingerprint(plan.fingerprint())
+        self.check_code(plan)
+
+    def check_fingerprint(self, fingerprint: str) -> None:
+        """Refuse a plan by its fingerprint."""
         if fingerprint not in self.plans.accepted:
-            raise PlanError(
+            raise PlanNotAcceptedError(
                 f"The plan with the fingerprint {fingerprint} is not among those that were accepted here "
                 f"({len(self.plans.accepted)} are).",
                 remedy=f'If the operator agrees to it, add "{fingerprint}" to `accepted` under [plans] in '
-                f"local/{SETTINGS_FILE} of this kit.",
+                f"{SETTINGS_FILE} of this kit, and with sound noise copy its file in `spent/` from the new kit.",
+            )
+
+    def check_code(self, plan: RunPlan) -> None:
+        """Refuse a plan that names a function which the operator has not named."""
+        own = [name for name in (plan.data.name, plan.model.name) if ":" in name and name not in self.code.allowed]
+        if own:
+            names = ", ".join(f'"{name}"' for name in own)
+            raise PlanNotAcceptedError(
+                f"The plan wants to run {names} here, which this party's operator has not allowed.",
+                remedy=f"If the operator has read that code and installed it here, add {names} to `allowed` under "
+                f"[code] in {SETTINGS_FILE} of this kit.",
             )
 
     def pinned(self) -> dict[str, bytes]:
@@ -128,9 +162,10 @@ class SiteSettings(_Section):
 
 
 def load_site_settings(path: str | Path) -> SiteSettings:
-    """Read a kit's settings. `path`: the file `local/bilateral.toml`, or the kit directory."""
+    """Read a kit's settings. `path`: the file `bilateral.toml`, or the kit directory."""
     path = Path(path)
     path = _file(path) if path.is_dir() else path
+    check_layout(path.parent)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -146,10 +181,22 @@ def load_site_settings(path: str | Path) -> SiteSettings:
         raise DeploymentError(
             f"Site settings {path}: {problems}.",
             remedy="Sections: [data] data_dir, options; [identity] key_file; [identities] site = hex; "
-            "[plans] accepted; [server] runs.",
+            "[plans] accepted; [code] allowed; [server] runs.",
         ) from error
-    settings._kit = path.resolve().parent.parent
+    settings._kit = path.resolve().parent
     return settings
+
+
+def check_layout(kit: Path) -> None:
+    """Refuse a kit of an earlier version, which had everything below FLARE's workspace, where jobs could delete it."""
+    parts = (Path("startup"), Path("local") / "resources.json", Path("local") / SETTINGS_FILE)
+    inside = [folder for folder in (kit, kit.parent) if all((folder / part).exists() for part in parts)]
+    if inside:
+        raise DeploymentError(
+            f"{inside[0]} is a kit of an earlier version: a job could delete its data, keys and budget.",
+            remedy="Stop it and run `bilateral deploy` again with this version; then take `data/` and `spent/` along to "
+            "the new kit. See docs/how-to/deployment.md.",
+        )
 
 
 def check_run_name(name: str) -> None:
@@ -186,7 +233,7 @@ def read_identity(path: Path) -> Identity:
 
 
 def _file(kit: Path) -> Path:
-    return kit / "local" / SETTINGS_FILE
+    return kit / SETTINGS_FILE
 
 
 def _explain(problem: Any) -> str:

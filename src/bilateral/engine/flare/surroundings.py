@@ -3,6 +3,9 @@
 Whether secrets come from the seed is never for a job to say: whoever submits jobs could then read everything. It is
 said by the environment of the process (`SIMULATION`), which our own launchers set and an operator's start script does
 not.
+
+What a job carries is never quoted, in no error: it may have been filled in from what the site keeps to itself. A plan's
+fingerprint is compared with those that the operator accepted before anything else of it is read.
 """
 
 from __future__ import annotations
@@ -13,18 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, load_site_settings
-from bilateral.engine.plan import RunPlan, parse_plan
+from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, check_layout, load_site_settings
+from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
 from bilateral.engine.remote.enrolment import Briefing
 from bilateral.engine.remote.site_desk import SiteDesk
 from bilateral.engine.secrets import OwnSecrets, Secrets, SimulatedSecrets
 from bilateral.errors import PlanError
+from bilateral.protocols.mask.keys import RUN_ID_BYTES
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import SecureRandomness
 from bilateral.version import __version__
 
 SIMULATION = "BILATERAL_SIMULATION"
-RUN_ID_BYTES = 16
+_SUBMIT = "Submit it with `bilateral submit`."
 
 
 def is_simulation() -> bool:
@@ -33,39 +37,57 @@ def is_simulation() -> bool:
 
 
 def plan_of_job(text: str) -> RunPlan:
-    """The plan that a job carries, as JSON."""
+    """The plan that a job of ours carries, as JSON, in a simulation."""
+    return parse_plan(_values(text), "of the job")
+
+
+def accepted_plan(text: str, settings: SiteSettings) -> RunPlan:
+    """The plan that a job carries to a kit, if its operator has agreed to it and to the code that it names."""
+    values = _values(text)
+    settings.check_fingerprint(fingerprint_of(values))
+    try:
+        plan = parse_plan(values, "of the job")
+    except PlanError as error:
+        raise PlanError("The job's plan is not as this version writes it.", remedy=_SUBMIT) from error
+    settings.check_accepted(plan)
+    return plan
+
+
+def _values(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
-    except ValueError as error:
-        raise PlanError("The job's plan is not JSON.", remedy="Submit it with `bilateral submit`.") from error
+    except (ValueError, TypeError, RecursionError):
+        raise PlanError("The job's plan is not JSON.", remedy=_SUBMIT) from None
     if not isinstance(values, dict):
-        raise PlanError("The job's plan is not an object.", remedy="Submit it with `bilateral submit`.")
-    return parse_plan(values, "of the job")
+        raise PlanError("The job's plan is not an object.", remedy=_SUBMIT)
+    return values
 
 
 def kit_settings(workspace: Any) -> SiteSettings:
     """The party's own settings, from its kit."""
-    return load_site_settings(Path(workspace.get_site_config_dir()) / SETTINGS_FILE)
+    root = Path(workspace.get_root_dir()).resolve()
+    check_layout(root)
+    return load_site_settings(root.parent / SETTINGS_FILE)
 
 
 def make_site_desk(name: str, workspace: Any, plan: str, *, reference: bool, data_dir: str) -> SiteDesk:
     """The desk of the site in whose process we are."""
-    chosen = plan_of_job(plan)
     if is_simulation():
+        here = plan_of_job(plan)
 
         def simulated(briefing: Briefing) -> Secrets:
-            return SimulatedSecrets(chosen.seed, briefing.members, briefing.term)
+            return SimulatedSecrets(here.seed, briefing.members, briefing.term)
 
         return SiteDesk(
             name,
-            chosen,
+            here,
             simulated,
             version=__version__,
             reference=reference,
             data_dir=Path(data_dir) if data_dir else None,
         )
     settings = kit_settings(workspace)
-    settings.check_accepted(chosen)
+    chosen = accepted_plan(plan, settings)
     identity, pinned = settings.identity(), settings.pinned()
 
     def own(briefing: Briefing) -> Secrets:

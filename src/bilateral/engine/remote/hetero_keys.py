@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.secure_answers import RUN_ID_BYTES
-from bilateral.protocols.mask.keys import Identity, KeyRing
+from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyRing
 from bilateral.protocols.share.conversation import SERVER
 from bilateral.randomness import Randomness, SeededRandomness
 

@@ -28,6 +28,8 @@ from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
 from bilateral.randomness import Randomness
 
 KEY_BYTES = 32
+RUN_ID_BYTES = 32
+"""As long as a hash: nobody finds two sets of facts, or two terms, with one id."""
 SIGNATURE_BYTES = 64
 _FIELD = 2**255 - 19
 _LOW_ORDER = frozenset(

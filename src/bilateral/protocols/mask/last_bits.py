@@ -44,7 +44,7 @@ class LastBits:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"expected a key of {KEY_BYTES} bytes, got {len(key)}")
-        self._cipher = Cipher(algorithms.AES(key), modes.ECB())  # noqa: S305 (a function of single blocks is wanted)
+        self._cipher = Cipher(algorithms.AES(key), modes.ECB())
 
     def integers(self, values: FloatArray, scale: float, dtype: torch.dtype) -> NDArray[np.int64]:
         """values * scale with their last bits drawn, rounded to whole numbers. `dtype` has the values' steps.

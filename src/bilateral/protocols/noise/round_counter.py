@@ -2,7 +2,8 @@
 
 Formal guarantee (tests/protocols/noise/test_round_counter.py): a `FileCounter` has counted a round, on disk, before the
 noise of that round exists. A process that dies can only have counted a round that it never sent, and one that starts
-again goes on from there; so do two processes with the same file at the same time.
+again goes on from there; so do two processes with the same file at the same time. A file that is missing is no budget:
+it is made once, by `FileCounter.create`, and nothing else ever begins at zero.
 """
 
 from __future__ import annotations
@@ -45,12 +46,25 @@ class MemoryCounter:
 
 @final
 class FileCounter:
-    """Counts in a file that outlives the process. One file a client and run; who deletes it resets the budget."""
+    """Counts in a file that outlives the process. One file a client and plan; who deletes it ends the budget."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._read()  # a file that is missing or cannot be read is refused at once, not in the first round
+
+    @classmethod
+    def create(cls, path: Path) -> FileCounter:
+        """A counter that begins at zero. A file that is there already is not touched: that is an error."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._read()  # a file that cannot be read is refused at once, not in the first round
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"{path} counts the rounds of a budget already.", remedy="Go on with it; it does not begin anew."
+            ) from error
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"rounds": 0}, file)
+        return cls(path)
 
     @property
     def used(self) -> int:
@@ -67,15 +81,19 @@ class FileCounter:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._path.with_name(f"{self._path.name}.lock").open("a") as lock:
+        try:
+            lock = self._path.with_name(f"{self._path.name}.lock").open("a")
+        except FileNotFoundError as error:
+            raise self._unreadable("its folder is missing, which counts as spent") from error
+        with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
             yield
 
     def _read(self) -> int:
         try:
             used = json.loads(self._path.read_text(encoding="utf-8"))["rounds"]
-        except FileNotFoundError:
-            return 0
+        except FileNotFoundError as error:
+            raise self._unreadable("it is missing, which counts as spent") from error
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise self._unreadable(f"{type(error).__name__}: {error}") from error
         if type(used) is not int or used < 0:
@@ -99,5 +117,6 @@ class FileCounter:
     def _unreadable(self, reason: str) -> CheckpointError:
         return CheckpointError(
             f"{self._path} does not say how many rounds were used: {reason}.",
-            remedy="Without it nobody knows what was spent: restore it, or leave this client out of the run.",
+            remedy="Without it nobody knows what was spent: restore it, or leave this client out of the run. Only who knows "
+            'the number of rounds may write it anew: {"rounds": NUMBER}.',
         )

@@ -1,0 +1,254 @@
+"""What a job, or the server itself, may name at a site: live, on three sites with mutual TLS and a budget of 3 rounds.
+
+A FLARE job's directory at a site is WORKSPACE/JOB_ID, and is wiped when the job is deployed. So every name is tried that
+could be a directory or file of the site: by an administrator, as `job_id` in a job's meta.json, and by a server whose
+operator is dishonest, in every command that takes one.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import time
+import uuid
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
+from tests.engine.flare import hostile_server
+
+from bilateral.engine.events import read_events
+from bilateral.engine.flare.admin import Admin
+from bilateral.engine.flare.deployment import deploy
+from bilateral.engine.flare.job_gate import NOT_AN_ID, NOT_TAKEN
+from bilateral.engine.flare.processes import LocalProcesses, free_ports
+from bilateral.engine.flare.recipe import make_recipe
+from bilateral.engine.flare.site_settings import load_site_settings
+from bilateral.engine.flare.submission import submit_run
+from bilateral.engine.plan import parse_plan
+from bilateral.errors import DeploymentError
+
+pytestmark = pytest.mark.long
+
+REPOSITORY = Path(__file__).parents[3]
+SITES = ("hospital-a", "hospital-b", "hospital-c")
+ROUNDS = 3
+SECRET = "the environment of a site is nobody's business"
+NAMES = (
+    *("spent", "data", "local", "startup", "transfer", "audit", "audit.log", "runs", "storage", "flare", "kit"),
+    *("identity.key", "bilateral.toml", "log.txt", "pid.fl", "daemon_pid.fl", "process.log"),
+    *("", ".", "..", "/", "/tmp", "../data", "../spent", "a/b", "./data", "~", "*", " ", "spent ", "SPENT"),
+    *("ｓｐｅｎｔ", "spent\u200b", "данные", "\0", "data\0", "a" * 300),
+    *("00000000-0000-0000-0000-000000000000", str(uuid.UUID(int=1 << 80, version=1)), str(uuid.uuid4()).upper()),
+    *(f"{uuid.uuid4()}\n", f"{uuid.uuid4()}/..", uuid.uuid4().hex, f"{{{uuid.uuid4()}}}"),
+)
+PLAN = {
+    "data": {
+        "name": "npz",
+        "options": {"num_outputs": 2},
+        "sites": {site: {"path": "train.npz", "part": "train"} for site in SITES},
+        "server": {"path": "test.npz", "part": "test"},
+    },
+    "model": {"name": "mlp-3", "options": {"width": 4}},
+    "training": {"rounds": ROUNDS, "loss": "mse", "batch_size": 4, "evaluate_every": ROUNDS},
+    "perturbation": {"noise": "offset"},
+    "noise": {"mechanism": "sound", "epsilon": 8.0},
+    "federation": {"timeout": 10.0, "patience": 5.0},
+}
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} seconds"
+        time.sleep(0.1)
+
+
+def write_data(kits):
+    random = np.random.default_rng(0)
+
+    def arrays(part, size):
+        return {f"x_{part}": random.normal(size=(size, 5)).astype("float32"), f"y_{part}": np.arange(size) % 2}
+
+    np.savez(load_site_settings(kits.server).data_directory / "test.npz", **arrays("test", 20))
+    for kit in kits.sites.values():
+        np.savez(load_site_settings(kit).data_directory / "train.npz", **arrays("train", 40))
+
+
+def fingerprints(kit):
+    """Every file of a party that is not written by FLARE's own processes as they go."""
+    growing = {"process.log", "log.txt", "audit.log", "error_log.txt", "log_error.txt", "pid.fl"}
+    files = [path for path in kit.rglob("*") if path.is_file() and path.name not in growing]
+    kept = [path for path in files if not any(is_uuid(part) for part in path.relative_to(kit).parts)]
+    return {str(path.relative_to(kit)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
+
+
+def is_uuid(text):
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
+def used(kits):
+    found = {}
+    for name, kit in kits.sites.items():
+        path = load_site_settings(kit).spent_file(parse_plan(PLAN, "of a test"))
+        found[name] = json.loads(path.read_text())["rounds"] if path.exists() else None
+    return found
+
+
+def rounds_done(kits):
+    """Over all runs at the server."""
+    logs = load_site_settings(kits.server).runs_directory.rglob("events.jsonl")
+    return sum(event["event"] == "round_done" for log in logs for event in read_events(log))
+
+
+def app_of(job):
+    """The application of a job as FLARE sends it to a site."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in (job / "app").rglob("*"):
+            archive.write(path, path.relative_to(job / "app"))
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return parse_plan(PLAN, "of a test")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory, plan):
+    folder = tmp_path_factory.mktemp("names")
+    deployed = deploy(plan, server="localhost", port=free_ports(1)[0], output=folder / "federation").kits
+    write_data(deployed)
+    return deployed
+
+
+@pytest.fixture(scope="module")
+def processes(kits):
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "SITE_SECRET": SECRET}
+    with LocalProcesses(kits, environment) as started:
+        started.start_server()
+        started.start_sites()
+        yield started
+
+
+@pytest.fixture(scope="module")
+def spent_budget(kits, processes, plan):
+    """All sites have spent their three rounds."""
+    with Admin(kits.admin) as admin:
+        wait_until(lambda: admin.connected_sites() == SITES)
+    submitted = submit_run(kits.admin, plan, name="first")
+    assert submitted.finished
+    assert used(kits) == dict.fromkeys(SITES, ROUNDS)
+    assert rounds_done(kits) == ROUNDS
+
+
+def named_job(folder, plan, run, job_id):
+    recipe = make_recipe(plan, run, engine="flare", min_sites=3, name=f"bilateral-{run}")
+    recipe.export(str(folder))
+    job = folder / recipe.job_name
+    meta = json.loads((job / "meta.json").read_text())
+    (job / "meta.json").write_text(json.dumps({**meta, "job_id": job_id}))
+    return job
+
+
+def submit_and_wait(admin, job):
+    """Without a token, which would give the job another id. "" if the server refused it."""
+    try:
+        job_id = str(admin._ask("take a job", lambda session: session.submit_job(str(job))))
+    except DeploymentError:
+        return ""
+    wait_until(lambda: admin.status(job_id).has_ended, 120)
+    return job_id
+
+
+def test_no_job_id_costs_a_site_anything(kits, processes, spent_budget, plan, tmp_path):
+    before = {name: fingerprints(kit) for name, kit in kits.sites.items()}
+    with Admin(kits.admin) as admin:
+        for number, name in enumerate(NAMES):
+            submit_and_wait(admin, named_job(tmp_path / str(number), plan, f"run-{number}", name))
+            assert {name: fingerprints(kit) for name, kit in kits.sites.items()} == before, repr(name)
+        assert admin.connected_sites() == SITES
+    assert used(kits) == dict.fromkeys(SITES, ROUNDS)
+    assert rounds_done(kits) == ROUNDS
+
+
+def test_a_spent_budget_stays_spent(kits, processes, spent_budget, plan):
+    with suppress(DeploymentError):  # how a run ends that nobody takes part in is no matter here
+        submit_run(kits.admin, plan, name="second")
+    assert used(kits) == dict.fromkeys(SITES, ROUNDS)
+    assert rounds_done(kits) == ROUNDS
+
+
+class TestDishonestServer:
+    """The server's operator has taken away what its kit forbids, and sends to the sites what it likes."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, kits, processes, spent_budget, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("hostile") / "requests"
+        processes.kill("server")
+        hostile_server.install(workspace_of(kits.server), folder)
+        processes.restart("server")
+        with Admin(kits.admin) as admin:
+            wait_until(lambda: admin.connected_sites() == SITES)
+        return folder
+
+    @pytest.fixture
+    def meta(self):
+        submitter = {"submitter_name": "admin@bilateral.org", "submitter_org": "bilateral"}
+        job = {"name": "first", "resource_spec": {}, "min_clients": 3, "deploy_map": {"app": ["@ALL"]}}
+        return {**job, **submitter, "submitter_role": "project_admin"}
+
+    def requests(self, name, meta, app):
+        headers = {RequestHeader.JOB_ID: name, RequestHeader.JOB_META: {**meta, "job_id": name}}
+        zipped = base64.b64encode(app).decode()
+        yield {"topic": TrainingTopic.DEPLOY, "headers": {**headers, RequestHeader.APP_NAME: "app"}, "zip": zipped}
+        for topic in (TrainingTopic.START_JOB, TrainingTopic.CHECK_RESOURCE, TrainingTopic.ABORT):
+            yield {"topic": topic, "headers": headers, "body": {}}
+        yield {"topic": TrainingTopic.DELETE_RUN, "headers": headers, "body": ""}
+        yield {"topic": TrainingTopic.CONFIGURE_JOB_LOG, "headers": headers, "body": "DEBUG"}
+
+    def test_no_command_that_names_a_job_costs_a_site_anything(self, kits, folder, meta, plan, tmp_path):
+        app = app_of(named_job(tmp_path, plan, "hostile", "unused"))
+        before = {name: fingerprints(kit) for name, kit in kits.sites.items()}
+        for name in NAMES:
+            answers = hostile_server.send(folder, list(self.requests(name, meta, app)), wait_until)
+            assert {name: fingerprints(kit) for name, kit in kits.sites.items()} == before, repr(name)
+            assert all(set(answer) == set(SITES) for answer in answers), repr(name)
+            told = {text["body"] for answer in answers for text in answer.values()}
+            assert told <= {NOT_AN_ID, NOT_TAKEN}, repr(name)
+        assert used(kits) == dict.fromkeys(SITES, ROUNDS)
+
+    def test_a_job_of_flares_own_form_passes_the_gate_and_still_needs_an_administrators_signature(
+        self, folder, meta, plan, tmp_path
+    ):
+        app = app_of(named_job(tmp_path, plan, "hostile", "unused"))
+        answers = hostile_server.send(folder, list(self.requests(str(uuid.uuid4()), meta, app))[:1], wait_until)
+        assert [text["body"] for text in answers[0].values()] == [
+            "unsigned job rejected - signed deploy is required"
+        ] * 3
+
+    @pytest.mark.parametrize(
+        ("topic", "body"),
+        [
+            (SysCommandTopic.SHELL, "cat local/resources.json"),
+            (SysCommandTopic.SHELL, "ls -l startup"),
+            (SysCommandTopic.SHELL, "tail log.txt"),
+            (SysCommandTopic.CONFIGURE_SITE_LOG, "DEBUG"),
+            (SysCommandTopic.REPORT_ENV, ""),
+            (SysCommandTopic.SYS_INFO, ""),
+        ],
+    )
+    def test_a_site_answers_no_question_about_its_machine(self, folder, topic, body):
+        (answers,) = hostile_server.send(folder, [{"topic": topic, "headers": {}, "body": body}], wait_until)
+        assert {text["body"] for text in answers.values()} == {NOT_TAKEN}
+
+
+def workspace_of(kit):
+    return kit / "flare" if (kit / "flare").is_dir() else kit

@@ -1,0 +1,45 @@
+"""What a client of the harness puts into a sum, in Python numbers, one value at a time."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from bilateral.randomness import SeededRandomness
+
+STEPS = 4
+
+
+def key_of(name, round_index, seed=0):
+    """The secret of one client of `harness.Group` for one round."""
+    own = SeededRandomness(seed, "mask").child("mask client", name)
+    return own.child("last bits", round_index).random_bytes(32)
+
+
+def uniform(value, key):
+    """On [-1/2, 1/2): 53 bits of the size of the value, enciphered."""
+    block = struct.pack("<d", abs(value)) + bytes(8)
+    word = int.from_bytes(Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(block)[:8], "little")
+    return math.ldexp(word >> 11, -53) - 0.5
+
+
+def integer(value, weight, fraction_bits, key, dtype=torch.float32):
+    """round(weight * (value moved by a part of STEPS of its steps) * 2^fraction_bits)."""
+    scale = math.ldexp(weight, fraction_bits)
+    product = value * scale
+    whole = math.floor(product)
+    power = math.ldexp(1.0, math.frexp(value)[1] - 1) if value else 0.0
+    reach = math.copysign(power * STEPS * torch.finfo(dtype).eps * scale, value)
+    return whole + round(uniform(value, key) * reach + (product - whole))
+
+
+def integers(upload, fraction_bits, key):
+    """All rows of an upload, as lists."""
+    rows = [*upload.terms, upload.statistics]
+    return [
+        [integer(value, upload.weight, bits, key, row.dtype) for value in row.tolist()]
+        for row, bits in zip(rows, fraction_bits, strict=True)
+    ]
