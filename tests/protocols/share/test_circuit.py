@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 import tracemalloc
 
 import pytest
@@ -18,6 +17,7 @@ from bilateral.protocols.share.circuit import KINDS, AvgPool, Circuit, Concat, C
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.messages import SessionNotice
 from protocols.share.harness import QUERIER, Group, queries_like
+from reference.work import num_calls
 
 quick = settings(max_examples=100, deadline=None)
 scalars = st.one_of(
@@ -176,14 +176,13 @@ def doubling(count, last=0):
     ],
     ids=["doubling", "doubling often", "4097 steps", "huge input", "4096 dimensions", "huge layer", "5000 sources"],
 )
-def test_huge_circuits_are_refused_quickly_and_without_memory(found):
+def test_huge_circuits_are_refused_with_little_work_and_without_memory(found):
     text = json.dumps(found)
+    assert num_calls(lambda: refused(text)) < 10 * len(text) + 100_000  # no size that the text only names
     tracemalloc.start()
-    started = time.process_time()
     refused(text)
-    seconds, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert seconds < 2.0
     assert peak < 100 * 2**20
 
 
@@ -192,15 +191,22 @@ def test_deeply_nested_text_is_refused():
     refused('{"input_shape":' * 50_000)
 
 
-def test_the_longest_circuit_is_read_in_seconds():
-    text = json.dumps(
-        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "relu", "sources": [i]} for i in range(4096)]}
-    )
-    started = time.process_time()
-    circuit = Circuit.from_json(text, "anna")
-    assert len(circuit.comparison_sizes) == 4096
-    assert circuit.last_uses[-1] == 4096
-    assert time.process_time() - started < 2.0
+def test_reading_the_longest_circuit_is_work_in_proportion_to_its_length():
+    def chain(length):
+        steps = [{"kind": "relu", "sources": [i]} for i in range(length)]
+        return json.dumps({"input_shape": [1], "largest_input": 1, "steps": steps})
+
+    def read(length):
+        text = chain(length)
+
+        def action():
+            circuit = Circuit.from_json(text, "anna")
+            assert len(circuit.comparison_sizes) == length
+            assert circuit.last_uses[-1] == length
+
+        return num_calls(action)
+
+    assert read(4096) < 1.1 * 8 * read(512)
 
 
 EXPENSIVE = {
