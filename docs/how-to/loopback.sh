@@ -50,7 +50,7 @@ clean_up() {
   local code=$?
   trap - EXIT INT TERM
   for kit in "$work"/parties/* "$work"/strangers/*; do
-    if [ -e "$kit/daemon_pid.fl" ]; then touch "$kit/shutdown.fl"; fi
+    if [ -e "$kit/flare/daemon_pid.fl" ]; then touch "$kit/flare/shutdown.fl"; fi
   done
   for _ in 1 2 3; do left_processes --kill >/dev/null; sleep 0.3; done
   exit "$code"
@@ -60,18 +60,18 @@ trap clean_up EXIT INT TERM
 start() { # KIT
   (
     cd "$1"
-    startup/start.sh > start.log 2>&1
+    flare/startup/start.sh > start.log 2>&1
   ) </dev/null
 }
 
 stop() { # KIT
   (
     cd "$1"
-    echo y | startup/stop_fl.sh
+    echo y | flare/startup/stop_fl.sh
   ) >/dev/null
 }
 
-ended() { [ ! -e "$1/daemon_pid.fl" ]; }
+ended() { [ ! -e "$1/flare/daemon_pid.fl" ]; }
 connected() { [ "$(bilateral sites "$ADMIN_KIT" 2>/dev/null | tr '\n' ' ')" = "$* " ]; }
 says() { grep -q -- "$1" "$2" 2>/dev/null; }
 
@@ -100,7 +100,7 @@ say "3. The organiser makes the kits"
 bilateral deploy plan.toml --server "$SERVER" --port "$PORT" --output federation
 mkdir parties strangers
 cp -r federation/federation/prod_00/* parties/ # "over a channel that both trust"
-rm federation/federation/prod_00/hospital-*/local/identity.key
+rm federation/federation/prod_00/hospital-*/identity.key
 ADMIN_KIT="parties/admin@bilateral.org"
 
 say "4. Server and sites: data, then start. Hospital C is late, and two strangers come in its name"
@@ -129,16 +129,16 @@ certificate = (
     .sign(key, hashes.SHA256())
     .public_bytes(serialization.Encoding.PEM)
 )
-startup = pathlib.Path("strangers/self-signed/startup")
+startup = pathlib.Path("strangers/self-signed/flare/startup")
 (startup / "client.crt").write_bytes(certificate)
 (startup / "client.key").write_bytes(
     key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
 )
-ours = pathlib.Path("parties/hospital-a/startup/rootCA.pem").read_bytes()
+ours = pathlib.Path("parties/hospital-a/flare/startup/rootCA.pem").read_bytes()
 for stranger, own in (("other-deployment", None), ("self-signed", certificate)):
-    trusted = pathlib.Path(f"strangers/{stranger}/startup/rootCA.pem")
+    trusted = pathlib.Path(f"strangers/{stranger}/flare/startup/rootCA.pem")
     trusted.write_bytes((own or trusted.read_bytes()) + ours)
 PYTHON
 for kit in "parties/$SERVER" parties/hospital-a parties/hospital-b strangers/*; do start "$kit"; done
@@ -154,7 +154,7 @@ for kit in strangers/*; do
   says "Successfully registered" "$kit/start.log" && fail "$kit was registered"
   stop "$kit"
 done
-says "hospital-c" "parties/$SERVER/log.txt" && fail "the server's log knows hospital C, which has not come yet"
+says "hospital-c" "parties/$SERVER/flare/log.txt" && fail "the server's log knows hospital C, which has not come yet"
 for kit in strangers/*; do wait_until 60 "$kit has ended" ended "$kit"; done
 start parties/hospital-c
 wait_until 120 "all three are connected" connected hospital-a hospital-b hospital-c
@@ -169,7 +169,7 @@ bilateral submit "$ADMIN_KIT" plan.toml --name first
 say "A plan that no site has accepted"
 sed 's/^rounds = .*/rounds = 41/' plan.toml > other-plan.toml
 other=$(python3 -c 'from bilateral.engine.plan import load_plan; print(load_plan("other-plan.toml").fingerprint())')
-python3 - "parties/$SERVER/local/bilateral.toml" "$other" <<'PYTHON'
+python3 - "parties/$SERVER/bilateral.toml" "$other" <<'PYTHON'
 import pathlib, sys
 
 settings = pathlib.Path(sys.argv[1])  # the server's operator agrees, those of the sites do not
@@ -177,9 +177,36 @@ settings.write_text(settings.read_text().replace("accepted = [", f'accepted = [\
 PYTHON
 bilateral submit "$ADMIN_KIT" other-plan.toml --name other --detach
 for site in hospital-a hospital-b hospital-c; do
-  wait_until 120 "$site refuses the plan" says "$site cannot take part: .*$other" "parties/$SERVER/runs/other/events.jsonl"
+  wait_until 120 "$site refuses the plan" says "$site cannot take part: .*has not agreed to this plan" "parties/$SERVER/runs/other/events.jsonl"
 done
 grep round_done "parties/$SERVER/runs/other/events.jsonl" && fail "a round was done with a plan that nobody accepted"
+
+say "A job that brings an id: the name of what FLARE would wipe"
+for name in local data spent ..; do
+  python3 - "$ADMIN_KIT" plan.toml "$name" <<'PYTHON' || fail "the server took a job with the id $name"
+import json, pathlib, sys, tempfile
+from bilateral.engine.flare.admin import Admin
+from bilateral.engine.flare.recipe import make_recipe
+from bilateral.engine.plan import load_plan
+from bilateral.errors import DeploymentError
+
+kit, plan, name = sys.argv[1:]
+with tempfile.TemporaryDirectory() as folder, Admin(pathlib.Path(kit)) as admin:
+    recipe = make_recipe(load_plan(plan), "named", engine="flare", name="named")
+    recipe.export(folder)
+    meta = pathlib.Path(folder) / "named" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "job_id": name}))
+    try:
+        admin.submit(meta.parent)
+    except DeploymentError as error:
+        sys.exit(0 if "id" in str(error) else 1)
+sys.exit(1)
+PYTHON
+done
+for site in hospital-a hospital-b hospital-c; do
+  cmp "site-data/$site.npz" "parties/$site/data/train.npz" || fail "$site lost its data"
+  [ -s "parties/$site/identity.key" ] && [ -d "parties/$site/spent" ] || fail "$site lost its key or its budget"
+done
 
 say "Stop all parties, in the middle of that run"
 for kit in parties/hospital-a parties/hospital-b parties/hospital-c "parties/$SERVER"; do stop "$kit"; done

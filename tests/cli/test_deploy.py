@@ -36,8 +36,8 @@ def test_deploy_prints_kits_fingerprint_limits_and_the_next_step(bilateral, plan
     for expected in (
         load_plan(plan).fingerprint(),
         "fed/federation/prod_00/hospital-b",
-        "[data] in local/bilateral.toml",
-        "startup/start.sh",
+        "[data] in bilateral.toml",
+        "flare/startup/start.sh",
         "bilateral submit fed/federation/prod_00/admin@bilateral.org fed/plan.toml",
         "no differential privacy",
         "fed/README.md",

@@ -19,6 +19,7 @@ from bilateral.engine.events import read_events
 from bilateral.engine.federation import member_names
 from bilateral.engine.flare.deployment import add_plan, deploy, warnings_of
 from bilateral.engine.flare.provisioning import Kits
+from bilateral.engine.flare.site_edge import NOT_ACCEPTED
 from bilateral.engine.flare.site_settings import DataSettings, load_site_settings
 from bilateral.engine.flare.surroundings import SIMULATION
 from bilateral.engine.in_process import run
@@ -134,13 +135,13 @@ def holds(path, sample):
 
 
 def test_a_plan_that_no_operator_accepted_is_refused_by_every_site_and_trains_nothing(followed):
-    fingerprint = load_plan(followed / "other-plan.toml").fingerprint()
     events = list(read_events(run_directory(followed, "other") / "events.jsonl"))
     refusals = [event for event in events if event["event"] == "message_refused"]
     assert {event["site"] for event in refusals} == set(SITES)
-    assert all(fingerprint in event["reason"] for event in refusals)
+    assert all(NOT_ACCEPTED in event["reason"] for event in refusals)
     assert not [event for event in events if event["event"] == "round_done"]
     logs = "".join(path.read_text() for path in kit(followed, "hospital-a").rglob("log.txt"))
+    assert load_plan(followed / "other-plan.toml").fingerprint() in logs  # the site's own log says which
     assert len(re.findall("opened its data", logs)) == 1  # for the accepted plan
 
 
@@ -228,6 +229,21 @@ class TestDeploy:
         with pytest.raises((PlanError, DataError)):
             deploy(plan_of("good", site), server="localhost", output=tmp_path / "fed")
         assert not (tmp_path / "fed").exists()
+
+    @pytest.mark.parametrize("path", ["{$HOME}/x.npz", "${secret:a}", "a{b"])
+    def test_a_plan_with_what_flare_takes_for_a_reference_is_refused(self, tmp_path, path):
+        plan = plan_of("a", "b").with_settings({"data.options": {"path": path}})
+        with pytest.raises(PlanError, match="would take for a reference"):
+            deploy(plan, server="localhost", output=tmp_path / "fed")
+        assert not (tmp_path / "fed").exists()
+
+    def test_the_handbook_says_which_code_an_operator_has_to_allow(self, tmp_path):
+        plan = plan_of("a", "b", model={"name": "my_nets:build"})
+        deployed = deploy(plan, server="localhost", output=tmp_path / "fed")
+        assert 'allowed = ["my_nets:build"]' in deployed.handbook.read_text()
+        for party in (deployed.kits.server, *deployed.kits.sites.values()):
+            with pytest.raises(PlanError, match="my_nets:build"):
+                load_site_settings(party).check_accepted(plan)
 
     def test_simulated_dropouts_are_refused(self, tmp_path):
         with pytest.raises(PlanError, match="dropout"):

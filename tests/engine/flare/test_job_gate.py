@@ -19,7 +19,7 @@ from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.training_cmds import DeleteRunNumberProcessor, DeployProcessor
-from tests.engine.flare.test_job_names import NAMES, PLAN, app_of, named_job
+from tests.engine.flare.test_job_names import NAMES, PLAN, PROPER, app_of, named_job
 
 from bilateral.engine.flare.job_content import FILES, MAX_BYTES, check_app
 from bilateral.engine.flare.job_gate import (
@@ -76,7 +76,7 @@ def test_flare_makes_ids_that_pass():
     assert all(is_job_id(new_job_id()) for _ in range(100))
 
 
-@pytest.mark.parametrize("name", [*NAMES, None, 7, b"spent", ["spent"], uuid.uuid4()], ids=repr)
+@pytest.mark.parametrize("name", [*NAMES, None, 7, b"spent", ["spent"], uuid.UUID(PROPER)], ids=repr)
 def test_nothing_else_is_a_jobs_id(name):
     assert not is_job_id(name)
 

@@ -37,13 +37,14 @@ REPOSITORY = Path(__file__).parents[3]
 SITES = ("hospital-a", "hospital-b", "hospital-c")
 ROUNDS = 3
 SECRET = "the environment of a site is nobody's business"
+PROPER = "3e1b4f1c-5a0e-4c1d-9b7a-0123456789ab"
 NAMES = (
     *("spent", "data", "local", "startup", "transfer", "audit", "audit.log", "runs", "storage", "flare", "kit"),
     *("identity.key", "bilateral.toml", "log.txt", "pid.fl", "daemon_pid.fl", "process.log"),
     *("", ".", "..", "/", "/tmp", "../data", "../spent", "a/b", "./data", "~", "*", " ", "spent ", "SPENT"),
-    *("ｓｐｅｎｔ", "spent\u200b", "данные", "\0", "data\0", "a" * 300),
-    *("00000000-0000-0000-0000-000000000000", str(uuid.UUID(int=1 << 80, version=1)), str(uuid.uuid4()).upper()),
-    *(f"{uuid.uuid4()}\n", f"{uuid.uuid4()}/..", uuid.uuid4().hex, f"{{{uuid.uuid4()}}}"),
+    *("\uff53\uff50\uff45\uff4e\uff54", "spent\u200b", "d\u0430ta", "\0", "data\0", "a" * 300),
+    *("00000000-0000-0000-0000-000000000000", "3e1b4f1c-5a0e-1c1d-9b7a-0123456789ab", PROPER.upper()),
+    *(f"{PROPER}\n", f"{PROPER}/..", PROPER.replace("-", ""), f"{{{PROPER}}}", f"urn:uuid:{PROPER}"),
 )
 PLAN = {
     "data": {
@@ -176,6 +177,33 @@ def test_no_job_id_costs_a_site_anything(kits, processes, spent_budget, plan, tm
             assert {name: fingerprints(kit) for name, kit in kits.sites.items()} == before, repr(name)
         assert admin.connected_sites() == SITES
     assert used(kits) == dict.fromkeys(SITES, ROUNDS)
+    assert rounds_done(kits) == ROUNDS
+
+
+REFERENCES = (
+    "{$SITE_SECRET}",
+    '{{"seed":"{$SITE_SECRET}"}}',
+    '{{"federation":{{"timeout":"{$SITE_SECRET}"}}}}',
+    '{{"data":{{"name":"{$SITE_SECRET}"}}}}',
+    '{{"{$SITE_SECRET}":1}}',
+)
+
+
+def with_plan(job, text):
+    path = job / "app" / "config" / "config_fed_client.json"
+    client = json.loads(path.read_text())
+    client["components"][0]["args"]["plan"] = text
+    path.write_text(json.dumps(client))
+    return job
+
+
+@pytest.mark.parametrize("text", REFERENCES)
+def test_no_job_reads_a_sites_environment(kits, processes, spent_budget, plan, tmp_path, text):
+    run = f"reads-{REFERENCES.index(text)}"
+    with Admin(kits.admin) as admin:
+        submit_and_wait(admin, with_plan(named_job(tmp_path, plan, run, ""), text))
+    told = [path for path in kits.server.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")]
+    assert told == []
     assert rounds_done(kits) == ROUNDS
 
 

@@ -20,6 +20,7 @@ from nvflare.security.security import FLAuthorizer
 from bilateral.engine.flare.provisioning import Deployment, Kits, extend, project_text, provision
 from bilateral.engine.flare.site_settings import DataSettings, ServerSettings, load_site_settings
 from bilateral.errors import DeploymentError, PlanError
+from bilateral.protocols.noise.round_counter import FileCounter
 
 SITES = ("site-1", "site-2")
 DEPLOYMENT = Deployment(
@@ -84,6 +85,22 @@ def test_a_private_identity_key_is_in_its_sites_kit_only_and_for_its_owner_only(
         everything = [path for path in kits.directory.rglob("*") if path.is_file()]
         assert [path for path in everything if secret in path.read_bytes()] == [key_file], name
         assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+
+
+def test_nothing_of_ours_is_below_flares_workspace(kits):
+    for kit in parties(kits):
+        here = {path.name for path in kit.iterdir()}
+        of_a_site = {"identity.key", "spent"} if kit != kits.server else set()
+        assert here == {"bilateral.toml", "data", "flare"} | of_a_site
+        assert {"startup", "local", "transfer"} <= {path.name for path in (kit / "flare").iterdir()}
+
+
+def test_every_site_has_a_counter_at_zero_for_every_plan_and_the_server_none(kits):
+    for kit in kits.sites.values():
+        (counter,) = (kit / "spent").iterdir()
+        assert counter.name == f"{'ab' * 32}.json"
+        assert FileCounter(counter).used == 0
+    assert not (kits.server / "spent").exists()
 
 
 def test_nobody_else_on_the_machine_sees_the_root_key(kits):
@@ -284,6 +301,30 @@ class TestLaterChanges:
         assert [(old, new) for old, new in zip(lines, changed, strict=True) if old != new] == [
             (f'      plans: ["{"ab" * 32}"]', f'      plans: ["{"ab" * 32}", "{"cd" * 32}"]')
         ]
+
+    def test_a_budget_begins_once_and_no_later_kit_brings_it_again(self, before):
+        after = extend(before.directory, {"site-3": DataSettings()}, ["cd" * 32])
+        found = {name: sorted(path.stem for path in (kit / "spent").iterdir()) for name, kit in after.sites.items()}
+        assert found == {"site-1": ["cd" * 32], "site-2": ["cd" * 32], "site-3": ["ab" * 32, "cd" * 32]}
+        again = extend(before.directory)
+        assert [kit for kit in again.sites.values() if (kit / "spent").exists()] == []
+
+    def test_after_an_update_from_an_earlier_version_keys_are_kept_and_no_budget_begins_anew(self, before):
+        for kit in parties(before):  # as earlier versions laid it out
+            for path in (kit / "flare").iterdir():
+                path.rename(kit / path.name)
+            (kit / "flare").rmdir()
+            for name in ("bilateral.toml", "identity.key"):
+                if (kit / name).exists():
+                    (kit / name).rename(kit / "local" / name)
+        (before.directory / "trial" / "state" / "bilateral_counters.json").unlink()
+        with pytest.raises(DeploymentError, match="kit of an earlier version"):
+            Kits.open(before.directory)
+        keys = {name: (kit / "local" / "identity.key").read_text() for name, kit in before.sites.items()}
+        after = extend(before.directory, plans=["cd" * 32])
+        assert {name: (kit / "identity.key").read_text() for name, kit in after.sites.items()} == keys
+        for kit in after.sites.values():
+            assert [path.stem for path in (kit / "spent").iterdir()] == ["cd" * 32]
 
     @pytest.mark.parametrize("change", [("      plans: [", "      plans:  ["), ("participants:", "participants :")])
     def test_a_project_file_of_another_layout_is_left_alone(self, before, change):

@@ -92,7 +92,7 @@ def test_a_round_that_is_repeated_after_a_crash_has_another_batch(tmp_path):
 
 
 def site_batches(chosen, sites, name):
-    secrets = OwnSecrets(b"r" * 16, sites.pinned, name, sites.identities[name])
+    secrets = OwnSecrets(b"r" * 32, sites.pinned, name, sites.identities[name])
     from bilateral.learning.client import BatchSchedule
 
     return BatchSchedule(100, chosen.training.batch_size, secrets.batches(chosen.seed, name)).batch(0)

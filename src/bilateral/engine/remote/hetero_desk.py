@@ -235,7 +235,7 @@ class HeteroSiteDesk:
         except NumericalRangeError as error:  # its text has figures of the data
             log.error("%s cannot go on: %s", self.name, error)
             return {REFUSED: f"{type(error).__name__} at {self.name}; its own log says more."}
-        except (ProtocolError, PlanError) as error:  # about messages and the common plan: the server may know
+        except ProtocolError as error:  # about the server's own messages: it may know
             log.warning("%s refused: %s", self.name, error)
             return {REFUSED: str(error)}
         except BilateralError as error:

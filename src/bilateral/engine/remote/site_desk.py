@@ -1,7 +1,7 @@
 """A site in one term of a run: it opens its own data, builds its client, and answers one packet at a time.
 
 Nothing that a server sends can make it raise, and nothing about its data goes out but what the protocol says: errors
-about its own data or plan stay in its log, and the server hears only that there was one. When the server itself is
+about its own data, settings or plan stay in its log, and the server hears only that there was one. When the server itself is
 caught (`AuthenticationError`: other keys, lists or models than the others were shown), the site leaves the term for
 good.
 """
@@ -33,7 +33,7 @@ from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import REFUSED, REPLY
 from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import make_blueprints, reference_plan
-from bilateral.errors import AuthenticationError, BilateralError, NumericalRangeError, PlanError, ProtocolError
+from bilateral.errors import AuthenticationError, BilateralError, NumericalRangeError, ProtocolError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT
@@ -168,7 +168,7 @@ class SiteDesk:
         except NumericalRangeError as error:  # its text has figures of the data
             log.error("%s cannot go on: %s", self.name, error)
             return _refusal(f"{type(error).__name__} at {self.name}; its own log says more.")
-        except (ProtocolError, PlanError) as error:  # about messages and the common plan: the server may know
+        except ProtocolError as error:  # about the server's own messages: it may know
             log.warning("%s refused: %s", self.name, error)
             return _refusal(str(error))
         except BilateralError as error:

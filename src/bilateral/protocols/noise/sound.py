@@ -229,7 +229,7 @@ class DistributedGaussian:
         if upload.round_index != round_index:
             raise ProtocolError(f"{self.name}: the upload is of round {upload.round_index}, not {round_index}.")
         if upload.weight != 1 or upload.statistics.shape != (num_statistics,):
-            raise ProtocolError(
+            raise NumericalRangeError(  # with a figure of the data: a site tells it to nobody
                 f"{self.name}: expected a clipped upload with weight 1 and {num_statistics} statistics, got weight "
                 f"{upload.weight} and {upload.statistics.numel()}.",
                 remedy="Give the client's half the clip settings; a weight or statistics that are not clipped are not "
@@ -239,7 +239,7 @@ class DistributedGaussian:
             scaled = upload.terms.double() * self.settings.clip.scales(len(upload.terms))[:, None]
             norm = float(scaled.norm())
             if not norm <= self.settings.clip.norm:
-                raise ProtocolError(
+                raise NumericalRangeError(  # with a figure of the data: a site tells it to nobody
                     f"{self.name}: the upload's norm {norm:.3g} is above {self.settings.clip.norm:.3g}.",
                     remedy="Clip before adding noise.",
                 )
