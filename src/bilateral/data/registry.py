@@ -58,6 +58,7 @@ def load_dataset(name: str, data_dir: Path | None = _NOT_GIVEN, /, **options: An
         data_dir = options.pop(_DATA_DIR_OPTION)
     elif data_dir is _NOT_GIVEN:
         data_dir = None
+    _check_arguments(name, data_dir)
     loader = _user_loader(name) if ":" in name else _registered_loader(name)
     parameters = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -71,6 +72,16 @@ def load_dataset(name: str, data_dir: Path | None = _NOT_GIVEN, /, **options: An
             remedy="Build a Dataset with a train and a test Split in that function.",
         )
     return validate(dataset)
+
+
+def _check_arguments(name: object, data_dir: object) -> None:
+    if not isinstance(name, str):
+        raise DataError(
+            f"Expected the name of a dataset, got {name!r}.",
+            remedy=f"Known ones are {', '.join(_LOADERS)}; your own load as `package.module:function`.",
+        )
+    if data_dir is not None and not isinstance(data_dir, str | Path):
+        raise DataError(f"Expected the path of a folder with data, got {data_dir!r}.", remedy="Give its name as text.")
 
 
 def _call_user_loader(name: str, loader: Callable[..., Any], options: dict[str, Any]) -> Any:

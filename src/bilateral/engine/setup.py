@@ -28,12 +28,14 @@ from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Record
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.learning.training import Training
+from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
 
 REFERENCE = "fedavg"
@@ -95,17 +97,28 @@ class Blueprint:
             self.plan.training.rounds,
             stack.guarantee,
             stack.privacy,
+            stack.check,
         )
 
-    def client(self, name: str, *, reordering: int = 0, counter: RoundCounter | None = None) -> TrainingClient:
-        """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise)."""
+    def client(
+        self,
+        name: str,
+        *,
+        reordering: int = 0,
+        counter: RoundCounter | None = None,
+        workspace: Workspace | None = None,
+    ) -> TrainingClient:
+        """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise).
+
+        `workspace`: memory that it shares with other clients of this process, if they step one after the other.
+        """
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.noise.mechanism == "sound"
         if private:  # once and before the first round: later an error would be an answer
             check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
-        parts = stack.make_client(Seat(name, len(data), counter))
+        parts = stack.make_client(Seat(name, len(data), counter, workspace))
         return TrainingClient(
             parts.half,
             data,
@@ -119,7 +132,10 @@ class Blueprint:
 
     def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
         """All clients whose data are here, as a transport."""
-        clients = {name: self.client(name, reordering=reordering) for name in self.federation.shares}
+        shared = Workspace()  # one step at a time: one set of weights will do
+        clients = {
+            name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares
+        }
         return LocalExchange(clients, record, dropouts)
 
     def _share(self, name: str) -> Share:
@@ -148,8 +164,18 @@ def make_blueprints(
     """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
     first, names = plans[0], federation.names
     model = initial_model(first, federation.problem)
-    graph = analyse(model, federation.problem)
-    return [Blueprint(plan, federation, secrets or SimulatedSecrets(plan.seed, names), model, graph) for plan in plans]
+    wanted = {plan.perturbation.norm_inputs for plan in plans}
+    graphs = {norm_inputs: analyse(model, federation.problem, norm_inputs) for norm_inputs in wanted}
+    return [
+        Blueprint(
+            plan,
+            federation,
+            secrets or SimulatedSecrets(plan.seed, names),
+            model,
+            graphs[plan.perturbation.norm_inputs],
+        )
+        for plan in plans
+    ]
 
 
 def reference_plan(plan: RunPlan) -> RunPlan:
@@ -169,9 +195,9 @@ def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> n
     ).to(getattr(torch, plan.training.dtype))
 
 
-def analyse(model: nn.Module, problem: Problem) -> ScaleGraph:
+def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:
     """The model's scale graph, checked against the problem."""
-    graph = ScaleGraph.of(model, problem.examples[:2])
+    graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
     if graph.num_outputs != problem.num_outputs:
         raise ModelError(
             f"The model has {graph.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",

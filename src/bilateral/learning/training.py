@@ -19,6 +19,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck, RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
 
@@ -35,8 +36,17 @@ class Training:
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
+    check: RecoveryCheck | None = None
+    """Of perturbation, before the first round."""
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum."""
+
+    def check_recovery(self) -> RecoveryReport | None:
+        """Try on the server's own inputs whether rounds would recover the gradient of plain training.
+
+        Raises `RecoveryError` if not. Changes nothing; None without perturbation.
+        """
+        return self.check.run(self.model) if self.check is not None else None
 
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.

@@ -6,6 +6,7 @@ With `s_in`, `s_out` the factors of a layer's input and output channels:
     batch normalisation   weight * s_out, bias * s_out, s_out fresh; statistics: mean * s_in, variance * s_in^2
       in evaluation mode  the same with s_in = 1, channels in place: the statistics are constants
     group / layer norm    the same, with s_in tied inside a group
+                          (s_in is 1 before all three unless the graph is made with `norm_inputs = "scaled"`)
     PReLU                 weight unchanged (a positive factor passes through), permuted with its channels
 """
 
@@ -180,6 +181,8 @@ def _normalised(
 ) -> Identities:
     """A normalisation forgets the scale of its input; its own weight and bias give the output a fresh one."""
     builder.axes.append(axis)  # with or without weights, its statistics need the same channels
+    if builder.norm_inputs == "exact":  # with a factor eps would act as eps / s_in^2
+        builder.scales.pin(channels.scale, f"normalised by {site.label}, whose eps must act as in the plain model")
     builder.normalised_scales.append(channels.scale)
     role = mix(channels.role, axis.copies())
     if weight is None:  # the output's scale is 1, and so must be that of a bias

@@ -14,7 +14,7 @@ from bilateral.errors import BilateralError, ModelError
 
 # Importing the rule files registers their rules.
 from bilateral.models import rules_elementwise, rules_moving, rules_parametric, rules_spatial  # noqa: F401
-from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
+from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Value
 from bilateral.models.calls import Calls, check_record, record
 from bilateral.models.identities import Identities
 from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
@@ -42,19 +42,19 @@ class Walk:
     kept_in_evaluation: tuple[str, ...]
 
 
-def walk(model: nn.Module, example_input: Tensor) -> Walk:
+def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exact") -> Walk:
     """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
     calls = record(model)
     input_shape = tuple(example_input.shape[1:])
-    found = _Walker(model, calls).run(input_shape)
+    found = _Walker(model, calls, norm_inputs).run(input_shape)
     check_record(model, calls, input_shape)
     return found
 
 
 class _Walker:
-    def __init__(self, model: nn.Module, calls: Calls) -> None:
+    def __init__(self, model: nn.Module, calls: Calls, norm_inputs: NormInputs) -> None:
         self._calls = calls
-        self._builder = GraphBuilder()
+        self._builder = GraphBuilder(norm_inputs=norm_inputs)
         self._canonical = _canonical_names(model)
         self._model = model
         self._dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

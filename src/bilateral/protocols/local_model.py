@@ -13,6 +13,7 @@ from bilateral.models.calls import trace
 from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
+from bilateral.protocols.workspace import Workspace
 
 _GROUP_NORM: Final = "torch may crash in the backward pass of GroupNorm"
 _IN_ORDER: Final = "`view` needs values that lie in order (use `reshape` or `flatten` instead)"
@@ -64,7 +65,14 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 class LocalModel:
     """A copy of an architecture in training mode, in the memory format that `prefers_channels_last` says."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph, *, channels_last: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ScaleGraph,
+        *,
+        channels_last: bool | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
         self.module = set_training(copy.deepcopy(model), graph.kept_in_evaluation)
         collect_batch_statistics(self.module)
         if channels_last is None:
@@ -84,12 +92,15 @@ class LocalModel:
         with torch.no_grad():
             for parameter in self.parameters:
                 parameter.zero_()  # a client knows the architecture, not the server's weights
+        self._workspace = workspace or Workspace()
+        self._workspace.place_weights(self.parameters)
         head = self.module.get_submodule(graph.head)
         assert isinstance(head, nn.Linear)
         self.head = head
 
     def load(self, parameters: Tensor) -> None:
         """Take over a flat vector of parameters."""
+        self._workspace.claim(self)
         values = self._graph.unflatten(parameters)
         with torch.no_grad():
             for layout, parameter in zip(self._graph.parameters, self.parameters, strict=True):
@@ -110,6 +121,14 @@ class LocalModel:
                 remedy="Check the inputs, or lower the learning rate.",
             )
         return outputs
+
+    def expect_loaded(self, client: str) -> None:
+        """Refuse to go on if a client that shares the workspace has loaded a model meanwhile."""
+        self._workspace.expect(self, client)
+
+    def upload_rows(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for `count` terms, not initialised."""
+        return self._workspace.rows(count, self._graph.num_parameters, dtype)
 
     def batch_statistics(self) -> Tensor:
         return batch_statistics(self.module, self._graph)
