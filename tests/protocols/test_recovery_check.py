@@ -86,6 +86,23 @@ def test_any_examples_will_do(given):
     assert checked(net(), given=given).error < 1e-11
 
 
+class FrozenNet(Net):
+    """The usual idiom of transfer learning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.bn.eval()
+        return self
+
+
+@pytest.mark.parametrize("prepare", [lambda m: m, lambda m: m.train(), lambda m: m.eval()])
+def test_batch_norm_in_evaluation_mode_that_the_trace_knows_of_passes(prepare):
+    model = FrozenNet()
+    with_statistics(model)
+    graph = ScaleGraph.of(prepare(model), examples())
+    assert checked(model, graph=graph).error < 1e-11
+
+
 class StaysInEvaluation(nn.BatchNorm2d):
     def train(self, mode=True):
         return super().train(False)

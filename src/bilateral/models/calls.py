@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.rules import function_rule
 
 MODE_IS_AN_ARGUMENT: Final = ("dropout", "stochastic_depth")
 """Functions that are told the mode, and pass factors through in both."""
@@ -151,7 +152,10 @@ def _spelled_call(node: fx.Node, constants: dict[str, Tensor]) -> tuple[object, 
         value = constants[str(node.target)].detach()
         return (node.op, value.dtype, tuple(value.shape), value.cpu().contiguous().numpy().tobytes())
     told = any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
-    return (node.op, node.target, "" if told else f"{node.args} {node.kwargs}")
+    refused_by_name = (
+        node.op == "call_function" and function_rule(node.target) is None
+    )  # by the walk, whatever its mode
+    return (node.op, node.target, "" if told or refused_by_name else f"{node.args} {node.kwargs}")
 
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:
