@@ -271,18 +271,18 @@ def test_a_cast_to_float32_is_no_fault():
 
 
 def test_a_client_that_cannot_run_the_model_is_a_typed_error():
-    model = net()
+    graph, settings = ScaleGraph.of(net(), examples()), PerturbationSettings("ce")
 
-    class Refuses(nn.Module):
-        def forward(self, x):
-            if x.is_contiguous(memory_format=torch.channels_last):
-                raise RuntimeError("view size is not compatible")
-            return x
+    class Fails(PerturbClient):
+        def train(self, *args):
+            raise RuntimeError("view size is not compatible")
 
-    model.inside = lambda m, x: Refuses()(x)
-    assert checked(model, channels_last=False).error < 1e-11
+    def make_halves(copied, inputs, randomness):
+        server = PerturbServer(copied, graph, settings, SHAPE, randomness.child("server"), inputs)
+        return server, Fails("check", copied, graph, settings, randomness.child("client"))
+
     with pytest.raises(ModelError, match=r"a client could not train it.*view size"):
-        checked(model, channels_last=True)
+        RecoveryCheck(graph, settings.loss, make_halves, examples()).run(net())
 
 
 def test_a_model_that_does_not_train_at_all_is_a_typed_error():

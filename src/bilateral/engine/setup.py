@@ -133,7 +133,9 @@ class Blueprint:
     def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
         """All clients whose data are here, as a transport."""
         shared = Workspace()  # one step at a time: one set of weights will do
-        clients = {name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares}
+        clients = {
+            name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares
+        }
         return LocalExchange(clients, record, dropouts)
 
     def _share(self, name: str) -> Share:
