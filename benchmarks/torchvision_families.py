@@ -11,6 +11,7 @@ Dropout stays in evaluation mode: the two draw alike, but channels that changed 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -19,8 +20,6 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from bilateral.errors import BilateralError, UnsupportedLayerError
 from bilateral.models.modes import training_copy
 from bilateral.models.scale_graph import ScaleGraph
@@ -30,6 +29,7 @@ from bilateral.protocols.perturb.secrets import DrawFactors, log_uniform_factors
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
+from torch import Tensor, nn
 
 NUM_OUTPUTS: Final = 10
 BATCH: Final = 6
@@ -80,14 +80,13 @@ class Row:
 def import_models() -> Any:
     """`torchvision.models`. Operators that its library does not bring are declared: image networks call none."""
     try:
-        import torchvision.models
+        return importlib.import_module("torchvision.models")
     except RuntimeError:  # "operator torchvision::nms does not exist"
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         for name in _OPERATORS:
             torch.library.define(f"torchvision::{name}", "(Tensor x) -> Tensor")
-        import torchvision.models
-    return torchvision.models
+        return importlib.import_module("torchvision.models")
 
 
 def measure(name: str, model: nn.Module, side: int, draw_factors: DrawFactors = log_uniform_factors) -> Row:
@@ -125,7 +124,7 @@ def _relative(got: Tensor, expected: Tensor) -> float:
 
 def build(models: Any, name: str) -> tuple[nn.Module, int]:
     side, options = FAMILIES[name]
-    make: Callable[..., nn.Module] = getattr(models, name.split()[0])
+    make: Callable[..., nn.Module] = getattr(models, name.split(maxsplit=1)[0])
     torch.manual_seed(0)
     model = make(num_classes=NUM_OUTPUTS, **options).double().train()
     for module in model.modules():
@@ -143,7 +142,7 @@ def main() -> int:
     try:
         models = import_models()
     except ImportError:
-        print("torchvision is not installed: nothing was measured.")
+        sys.stderr.write("torchvision is not installed: nothing was measured.\n")
         return 2
     rows = []
     for name in options.only:
@@ -151,9 +150,10 @@ def main() -> int:
         rows.append(row)
         if not options.json:
             told = f"{row.relative_error:.1e}" if row.verdict == "accepted" else row.reason
-            print(f"| {name} | {row.verdict} | {told} |", flush=True)
+            sys.stdout.write(f"| {name} | {row.verdict} | {told} |\n")
+            sys.stdout.flush()
     if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return int(any(row.verdict == "accepted" and not row.relative_error < options.tolerance for row in rows))
 
 

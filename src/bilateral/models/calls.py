@@ -152,10 +152,9 @@ def _spelled_call(node: fx.Node, constants: dict[str, Tensor]) -> tuple[object, 
         value = constants[str(node.target)].detach()
         return (node.op, value.dtype, tuple(value.shape), value.cpu().contiguous().numpy().tobytes())
     told = any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
-    refused_by_name = (
-        node.op == "call_function" and function_rule(node.target) is None
-    )  # by the walk, whatever its mode
-    return (node.op, node.target, "" if told or refused_by_name else f"{node.args} {node.kwargs}")
+    has_rule = node.op != "call_function" or function_rule(node.target) is not None
+    # A function without a rule is refused by the walk, by its name, whatever it is told.
+    return (node.op, node.target, f"{node.args} {node.kwargs}" if has_rule and not told else "")
 
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:
