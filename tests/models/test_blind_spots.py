@@ -358,6 +358,18 @@ def test_a_switch_by_the_mode_is_told_from_numbers_made_anew():
         inspect(Switch(), torch.zeros(1, *FLAT))
 
 
+def window_attention(x, training):
+    return x.softmax(1) if training else x
+
+
+fx.wrap("window_attention")
+
+
+def test_a_function_without_a_rule_is_named_though_it_is_told_the_mode():
+    with pytest.raises(UnsupportedLayerError, match=r"window_attention.*no rule"):
+        inspect(images(lambda m, x: window_attention(x, m.training)), torch.zeros(1, *IMAGE))
+
+
 def test_a_model_without_values_is_refused_by_name():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -86,6 +86,23 @@ def test_any_examples_will_do(given):
     assert checked(net(), given=given).error < 1e-11
 
 
+class FrozenNet(Net):
+    """The usual idiom of transfer learning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.bn.eval()
+        return self
+
+
+@pytest.mark.parametrize("prepare", [lambda m: m, lambda m: m.train(), lambda m: m.eval()])
+def test_batch_norm_in_evaluation_mode_that_the_trace_knows_of_passes(prepare):
+    model = FrozenNet()
+    with_statistics(model)
+    graph = ScaleGraph.of(prepare(model), examples())
+    assert checked(model, graph=graph).error < 1e-11
+
+
 class StaysInEvaluation(nn.BatchNorm2d):
     def train(self, mode=True):
         return super().train(False)
@@ -254,18 +271,18 @@ def test_a_cast_to_float32_is_no_fault():
 
 
 def test_a_client_that_cannot_run_the_model_is_a_typed_error():
-    model = net()
+    graph, settings = ScaleGraph.of(net(), examples()), PerturbationSettings("ce")
 
-    class Refuses(nn.Module):
-        def forward(self, x):
-            if x.is_contiguous(memory_format=torch.channels_last):
-                raise RuntimeError("view size is not compatible")
-            return x
+    class Fails(PerturbClient):
+        def train(self, *args):
+            raise RuntimeError("view size is not compatible")
 
-    model.inside = lambda m, x: Refuses()(x)
-    assert checked(model, channels_last=False).error < 1e-11
+    def make_halves(copied, inputs, randomness):
+        server = PerturbServer(copied, graph, settings, SHAPE, randomness.child("server"), inputs)
+        return server, Fails("check", copied, graph, settings, randomness.child("client"))
+
     with pytest.raises(ModelError, match=r"a client could not train it.*view size"):
-        checked(model, channels_last=True)
+        RecoveryCheck(graph, settings.loss, make_halves, examples()).run(net())
 
 
 def test_a_model_that_does_not_train_at_all_is_a_typed_error():

@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.rules import function_rule
 
 MODE_IS_AN_ARGUMENT: Final = ("dropout", "stochastic_depth")
 """Functions that are told the mode, and pass factors through in both."""
@@ -151,7 +152,9 @@ def _spelled_call(node: fx.Node, constants: dict[str, Tensor]) -> tuple[object, 
         value = constants[str(node.target)].detach()
         return (node.op, value.dtype, tuple(value.shape), value.cpu().contiguous().numpy().tobytes())
     told = any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
-    return (node.op, node.target, "" if told else f"{node.args} {node.kwargs}")
+    has_rule = node.op != "call_function" or function_rule(node.target) is not None
+    # A function without a rule is refused by the walk, by its name, whatever it is told.
+    return (node.op, node.target, f"{node.args} {node.kwargs}" if has_rule and not told else "")
 
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:

@@ -17,6 +17,12 @@ METHOD_RULES: dict[str, FunctionRule] = {}
 MODULE_RULES: dict[type[nn.Module], FunctionRule] = {}
 
 
+def function_rule(function: Any) -> FunctionRule | None:
+    """The rule of a function, if there is one."""
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    return FUNCTION_RULES.get(function) or NAMED_FUNCTION_RULES.get(name)
+
+
 def rule(*functions: Callable[..., Any], methods: tuple[str, ...] = ()) -> Callable[[_Rule], _Rule]:
     """Register `f(builder, site, *arguments of the call)` for functions and tensor methods."""
 

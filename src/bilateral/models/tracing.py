@@ -18,7 +18,7 @@ from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, 
 from bilateral.models.calls import Calls, check_record, record
 from bilateral.models.identities import Identities
 from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
-from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES, NAMED_FUNCTION_RULES
+from bilateral.models.rules import METHOD_RULES, MODULE_RULES, function_rule
 from bilateral.models.rules_moving import only_moves
 
 SUPPORTED = (
@@ -162,8 +162,7 @@ class _Walker:
         elif node.op == "call_method":
             found = METHOD_RULES.get(str(node.target))
         else:
-            name = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', '')}"
-            found = FUNCTION_RULES.get(node.target) or NAMED_FUNCTION_RULES.get(name)
+            found = function_rule(node.target)
         if found is None:
             raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
         return found

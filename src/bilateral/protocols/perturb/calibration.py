@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bilateral.models.modes import kept_in_evaluation
 from bilateral.randomness import Randomness
 
 
@@ -32,7 +33,7 @@ class Calibration:
 class Calibrator:
     """Looks at the true model through a copy of its own, so that the model itself is not touched.
 
-    BatchNorm takes the statistics of the batch, as it does at the clients: before the first rounds the running ones
+    BatchNorm takes the statistics of the batch if it does so at the clients: before the first rounds the running ones
     can be off by orders of magnitude. Everything else (dropout) is in evaluation mode.
     """
 
@@ -40,8 +41,9 @@ class Calibrator:
         self._model = model
         self._inputs = inputs
         self._copy = copy.deepcopy(model).eval()
-        for module in self._copy.modules():
-            if isinstance(module, _BatchNorm) and len(inputs) > 1:
+        kept = kept_in_evaluation(model)
+        for name, module in self._copy.named_modules():
+            if isinstance(module, _BatchNorm) and len(inputs) > 1 and name not in kept:
                 module.train()
         self._captured: list[Tensor] = []
         self._head = self._copy.get_submodule(head)

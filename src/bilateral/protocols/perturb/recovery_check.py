@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.errors import BilateralError, ModelError, RecoveryError
+from bilateral.models.modes import kept_in_evaluation, set_training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
 from bilateral.protocols.perturb.check_arithmetic import CheckArithmetic
@@ -217,8 +218,7 @@ class _Trial:
     def plain(self, dtype: torch.dtype, inputs: Tensor | None = None) -> _Gradient:
         """The user's model as it is: forward, loss, backward."""
         model = _copy_with_hooks(self.model, dtype)
-        if not model.training:
-            model.train()
+        set_training(model, kept_in_evaluation(self.model))
         collect_batch_statistics(model)
         inputs, targets = self._in(dtype)[0] if inputs is None else inputs, self._in(dtype)[1]
         torch.manual_seed(0)
