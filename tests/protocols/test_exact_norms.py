@@ -29,7 +29,9 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, channels, wide):
         super().__init__()
-        self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide, eps=1e-3), nn.Hardswish())
+        self.expand = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide, eps=1e-3), nn.Hardswish()
+        )
         self.depthwise = nn.Sequential(
             nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide, eps=1e-3)
         )
@@ -96,7 +98,9 @@ def targets_of(loss, count=6):
 
 @pytest.mark.parametrize("size", [1.0, 0.01])
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("settings", [PerturbationSettings("mse", num_partitions=2), PerturbationSettings("ce", "offset")])
+@pytest.mark.parametrize(
+    "settings", [PerturbationSettings("mse", num_partitions=2), PerturbationSettings("ce", "offset")]
+)
 def test_the_recovered_gradient_is_that_of_plain_autograd_with_normalisation_layers(name, settings, size):
     model = network(name)
     data = small_inputs(size=size), targets_of(settings.loss)

@@ -102,7 +102,12 @@ def _recovery_check(around: Surroundings) -> RecoveryCheck:
         server = PublishedServer(expanded, problem.input_shape, 1, plan.perturbation.partitions, own, inputs)
         channels_last = plan.training.channels_last
         return server, PerturbClient(
-            "the check", expanded.model, expanded.graph, settings, randomness.child("client"), channels_last=channels_last
+            "the check",
+            expanded.model,
+            expanded.graph,
+            settings,
+            randomness.child("client"),
+            channels_last=channels_last,
         )
 
     return RecoveryCheck(around.graph, settings.loss, make_halves, problem.examples)

@@ -14,7 +14,6 @@ from torch.fx.node import map_aggregate
 from bilateral.errors import UnsupportedLayerError
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
 
-
 NormInputs = Literal["exact", "scaled"]
 """Whether what enters a normalisation has factor 1, so that its eps acts as in the plain model, or a secret one."""
 

@@ -6,8 +6,8 @@
 
 Formal guarantee (tests/protocols/test_perturb.py): without rounding, the recovered gradient equals the weighted mean
 of the clients' gradients of the plain model, for every architecture that the scale graph accepts. With `norm_inputs =
-"scaled"` it is that of a model whose normalisation layers have another eps (docs/decisions/0003). Every run checks it on
-its own model before the first round (`recovery_check`).
+"scaled"` it is that of a model whose normalisation layers have another eps (docs/decisions/0003). Every run checks it
+on its own model before the first round (`recovery_check`).
 """
 
 from __future__ import annotations
@@ -169,9 +169,7 @@ class PerturbServer:
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         if "head_weight_sizes" in tensors:  # not so in checkpoints from before: such a run measures anew
-            measured = Calibration(
-                tensors["head_inputs"], tensors["head_weight_sizes"], float(tensors["logit_spread"])
-            )
+            measured = Calibration(tensors["head_inputs"], tensors["head_weight_sizes"], float(tensors["logit_spread"]))
             self._calibration = (int(tensors["interval"]), measured)
 
     def _calibrated(self, round_index: int) -> Calibration:
@@ -215,7 +213,9 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
         ),
     ]
     if settings.norm_inputs == "exact":
-        clear = "weights that carry no factor (`inspect` lists them), such as those between the inputs and a normalisation"
+        clear = (
+            "weights that carry no factor (`inspect` lists them), such as those between the inputs and a normalisation"
+        )
         leaks.append(Leak(f"{clear}: their values, though not their places", "clients", 15))
     if settings.loss == "ce":
         leaks += _leaks_of_cross_entropy(settings)
