@@ -1,9 +1,11 @@
 """The benchmarks measure what they say; here on networks small enough for a test."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import bilateral.bench.client_step as client_step_module
 import bilateral.bench.recovery as recovery_module
@@ -13,6 +15,7 @@ from bilateral.bench.gates import ImposeGates, RecordGates
 from bilateral.bench.oracle import oracle_gradient, plain_gradient
 from bilateral.bench.scaling import _slope
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.perturb.settings import PerturbationSettings
 
 
 def _silent(done, total, note):
@@ -65,15 +68,23 @@ def test_imposed_gates_count_what_they_flip():
     assert imposed.num_flipped == 3
 
 
-def test_the_oracle_without_eps_changes_is_plain_autograd():
-    model = make_model("resnet-8", torch.float64, {"width": 4})
-    batch = make_batch(4, torch.float64)
+def test_the_oracle_is_plain_autograd_in_float64():
+    model = make_model("resnet-8", torch.float32, {"width": 4})
+    batch = make_batch(4, torch.float32)
     graph = ScaleGraph.of(model, batch.inputs)
-    eps = {m: torch.full((module.num_features,), 1e-5, dtype=torch.float64)
-           for m, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}  # fmt: skip
-    ours = oracle_gradient(model, graph, batch.inputs, batch.labels, "ce", eps)
-    theirs = oracle_gradient(model, graph, batch.inputs, batch.labels, "ce", {})
-    assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+    ours = oracle_gradient(model, graph, batch.inputs, batch.labels, "ce")
+    wide = copy.deepcopy(model).double()
+    F.cross_entropy(wide(batch.inputs.double()), batch.labels).backward()
+    assert torch.equal(ours, torch.cat([p.grad.reshape(-1) for p in wide.parameters()]))
+
+
+def test_another_eps_than_plain_trainings_would_be_seen(small_networks, monkeypatch):
+    scaled = ScaleGraph.of
+    monkeypatch.setattr(recovery_module, "PerturbationSettings", partial(PerturbationSettings, norm_inputs="scaled"))
+    monkeypatch.setattr(ScaleGraph, "of", lambda *a, **k: scaled(*a, **{**k, "norm_inputs": "scaled"}))
+    rows = [row for row in recovery_module.measure_recovery(True, _silent) if row["batch_norm"]]
+    assert rows
+    assert not any(row["within_limit"] for row in rows)
 
 
 def test_client_step_rows_have_the_documented_keys(monkeypatch):

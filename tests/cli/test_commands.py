@@ -54,7 +54,11 @@ def test_compare_prints_the_documented_rows(bilateral):
 
 def test_inspect_shows_what_is_in_the_clear(bilateral):
     outcome = bilateral("inspect", "resnet-20", "--json")
-    assert outcome.json["fraction_clear"] == pytest.approx(0, abs=1e-3)
+    clear = {row["name"]: row["clear"] for row in outcome.json["rows"] if row["clear"]}
+    assert clear == {"stem.conv.weight": 432, "head.bias": 10}
+    scaled = bilateral("inspect", "resnet-20", "--norm-inputs", "scaled", "--json")
+    assert {row["name"] for row in scaled.json["rows"] if row["clear"]} == {"head.bias"}
+    assert bilateral("inspect", "resnet-20", "--norm-inputs", "loose").code == 2
     assert "in the clear" in bilateral("inspect", "lenet", "--input-shape", "1,8,8").out
 
 

@@ -14,6 +14,7 @@ from bilateral.engine.events import (
     Evaluated,
     Event,
     MessageRefused,
+    RecoveryChecked,
     RoundDone,
     RoundFailed,
     RunEnded,
@@ -27,6 +28,7 @@ from bilateral.engine.events import (
 
 ONE_OF_EACH = (
     RunStarted("flare-poc", 1, 4, 9, ("a", "b"), "0123"),
+    RecoveryChecked(3e-15, "head.weight", "float64", 0.5),
     RoundDone(5, 0.25, ("a",), 1.5, 2.5),
     RoundFailed(6, "1 of 2 sites left"),
     Evaluated(5, {"test_accuracy": 0.5}, 1e-7),

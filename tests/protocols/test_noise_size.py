@@ -1,7 +1,7 @@
 """The additive noise costs float32 no digits, however the head's inputs and its bias lie.
 
 In float32 the recovered gradient may be off by 20 times what plain float32 is off by (both against plain float64, the
-worst of some seeds): with the squared error every sample's share of the noise adds up, where plain rounding averages out.
+worst of some seeds): with the squared error every sample's share of the noise adds up, where plain rounding averages.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bilateral.protocols.perturb.recovery_check as check_module
+import bilateral.protocols.perturb.recovery_trial as trial_module
 import bilateral.protocols.perturb.secrets as secrets_module
 from bilateral.errors import ModelError, RecoveryError
 from bilateral.models.scale_graph import ScaleGraph
@@ -244,7 +244,7 @@ def test_a_wrong_export_is_found():
 
 def test_noise_that_drowns_the_gradient_in_float32_stops_the_run(monkeypatch):
     monkeypatch.setattr(secrets_module, "noise_size", lambda *_: 30.0)
-    monkeypatch.setattr(check_module, "LOOSE_LIMIT", 1e-5)
+    monkeypatch.setattr(trial_module, "LOOSE_LIMIT", 1e-5)
     with pytest.raises(RecoveryError, match=r"gradients in float32.*noise_ratio"):
         checked(net(), PerturbationSettings("mse"))
 

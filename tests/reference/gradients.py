@@ -1,4 +1,4 @@
-"""Slow, obvious oracles for gradients: plain autograd, and for `norm_inputs = "scaled"` with the `eps` that acts then."""
+"""Slow, obvious oracles for gradients: plain autograd, with the `eps` that acts where inputs of norms are scaled."""
 
 from __future__ import annotations
 

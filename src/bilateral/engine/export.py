@@ -23,6 +23,7 @@ from bilateral.errors import CheckpointError, PlanError
 from bilateral.learning.evaluation import evaluate
 from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.export import perturbed_state
+from bilateral.protocols.perturb.recovery_check import check_export
 from bilateral.randomness import SecureRandomness
 
 FORMAT = 1
@@ -77,6 +78,7 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
     graph = analyse(model, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
     trained = combination_of(plan, view.problem.loss, len(view.members), graph).name
     _restore_model(model, checkpoint, f"{trained}/model/", directory.checkpoint)
+    check_export(model, graph, view.problem.examples)
     state = perturbed_state(
         model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
     )

@@ -39,7 +39,7 @@ from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.perturb.messages import PerturbedModel
-from bilateral.protocols.perturb.recovery_check import RecoveryReport
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 

@@ -15,7 +15,7 @@ from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.recovery_check import RecoveryReport
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 
 
 @dataclass(frozen=True)

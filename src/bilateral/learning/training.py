@@ -19,7 +19,8 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck, RecoveryReport
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
 

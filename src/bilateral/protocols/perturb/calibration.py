@@ -1,7 +1,7 @@
 """Sizing the additive noise: how large the head's inputs and weights are, and how far the logits are spread.
 
-Noise a hundred times what the gradient is made of cancels only to 1e-3 in float32; noise of that size cancels as well as
-plain float32 computes (spec 1.5). A gradient is made of residuals, and where training gets anywhere they are of the
+Noise a hundred times what the gradient is made of cancels only to 1e-3 in float32; noise of that size cancels as well
+as plain float32 computes (spec 1.5). A gradient is made of residuals, and where training gets anywhere they are of the
 size of the *spread* of the logits from sample to sample. Their mean says nothing about that: with targets of 2000 +- 1
 it is 2000, and noise of that size would cost three digits. The server measures on inputs of its own: public data if it
 has some, otherwise standard normal numbers in the shape of the data, which are good enough for a size.

@@ -6,8 +6,8 @@
 
 Formal guarantee (tests/protocols/test_perturb.py): without rounding, the recovered gradient equals the weighted mean
 of the clients' gradients of the plain model, for every architecture that the scale graph accepts. With `norm_inputs =
-"scaled"` it is that of a model whose normalisation layers have another eps (docs/decisions/0003). Every run checks it on
-its own model before the first round (`recovery_check`).
+"scaled"` it is that of a model whose normalisation layers have another eps (docs/decisions/0003). Every run checks it
+on its own model before the first round (`recovery_check`).
 """
 
 from __future__ import annotations
