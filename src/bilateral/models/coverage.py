@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.models.scale_graph import ParameterLayout, ScaleGraph
 
 
@@ -87,6 +88,7 @@ def coverage(graph: ScaleGraph) -> Coverage:
     )
 
 
+@checked
 def inspect(model: nn.Module, example_input: Tensor) -> Coverage:
     """What a client could and could not read of `model`; `example_input` has a batch dimension."""
     return coverage(ScaleGraph.of(model, example_input))

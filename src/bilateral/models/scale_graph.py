@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.models.builder import Axis, Binding, Grouping
 from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
@@ -79,6 +80,7 @@ class ScaleGraph:
     head_input_classes: Tensor
 
     @staticmethod
+    @checked
     def of(model: nn.Module, example_input: Tensor) -> ScaleGraph:
         """Analyse `model`. `example_input` has a batch dimension; only its shape matters."""
         found = walk(model, example_input)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -31,6 +32,7 @@ CALIBRATE_EVERY = 20
 class PerturbServer:
     """Owns the true model and the secrets."""
 
+    @checked
     def __init__(
         self,
         model: nn.Module,
