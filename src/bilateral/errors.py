@@ -1,6 +1,7 @@
 """Every error a user can cause or meet, as one tree.
 
     BilateralError                what was expected, what came, what to do
+    |-- ArgumentError             a function was called with another kind of thing than it takes
     |-- PlanError                 a plan or a command-line option does not make sense
     |   `-- UnsoundPlanError      a combination of protections whose claim would not hold
     |-- DataError                 data are missing, malformed, or unfit for the plan
@@ -32,6 +33,10 @@ class BilateralError(Exception):
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(f"{message} {remedy}".strip())
         self.remedy = remedy
+
+
+class ArgumentError(BilateralError, TypeError):
+    """A function was called with another kind of thing than its signature says."""
 
 
 class PlanError(BilateralError):

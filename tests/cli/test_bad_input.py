@@ -10,6 +10,8 @@ import pytest
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan
+from bilateral.errors import ThresholdError
+from bilateral.learning.training import Training
 
 QUICK = ("--rounds", 2, "--quiet")
 HANG = 300.0
@@ -277,3 +279,32 @@ def test_a_number_of_outputs_given_as_text_is_one_message(bilateral, tmp_path):
     outcome = bilateral("run", "--data", "own_data:text_for_a_number", "--model", "mlp-3", *QUICK)
     sys.modules.pop("own_data", None)
     refused(outcome, "num_outputs", "integer", "'2'")
+
+
+ALL_FAIL = ("--data", "wine", "--model", "mlp-3", "--clients", 3, "--dropout", 0.95, "--rounds", 3, "--quiet")
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_run_whose_every_round_failed_is_an_error(bilateral, words):
+    outcome = bilateral("run", *ALL_FAIL, "--output", "out", *words)
+    refused(outcome, "All 3 rounds failed", "the model is untrained", "the last one so:", "federation.dropout")
+    if words:
+        assert len(outcome.json["rounds_failed"]) == outcome.json["rounds"] == 3
+    else:
+        assert "rounds without enough clients" in outcome.out
+    again = bilateral("run", "--resume", "out", "--quiet")
+    refused(again, "All 3 rounds failed")
+
+
+def test_a_run_with_one_good_round_is_none(bilateral):
+    outcome = bilateral("run", *ALL_FAIL, "--dropout", 0.6, "--json")
+    assert 0 < len(outcome.json["rounds_failed"]) < 3
+    assert outcome.code == 0
+
+
+def test_a_comparison_in_which_a_round_fails_is_an_error(bilateral, monkeypatch):
+    def nobody(*_: object) -> None:
+        raise ThresholdError("Nobody is left.", remedy="Try again.")
+
+    monkeypatch.setattr(Training, "advance", nobody)
+    refused(bilateral("compare", "--data", "wine", "--model", "mlp-3", "--clients", 2, *QUICK), "Nobody is left")

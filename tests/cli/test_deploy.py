@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from bilateral.engine.flare import submission
 from bilateral.engine.flare.deployment import deploy
 from bilateral.engine.flare.processes import free_ports
 from bilateral.engine.plan import load_plan
@@ -120,6 +121,22 @@ class TestSubmit:
         assert outcome.code == 2
         assert f"localhost:{config['port']}" in outcome.err
         assert outcome.out == ""
+
+    @pytest.mark.parametrize("words", [(), ("--json",)])
+    def test_a_run_whose_every_round_failed_is_an_error(self, bilateral, plan, kits, monkeypatch, words):
+        values = {
+            "metrics": {"test_accuracy": 0.5}, "rounds": 2, "finished": True, "incidents": [], "seconds": 1.0,
+            "rounds_failed": [{"round_index": index, "reason": "Too few."} for index in range(2)],
+            "megabytes_up": 0.0, "megabytes_down": 0.0, "guarantee": {"protection": "x", "claims": [], "leaks": []},
+        }  # fmt: skip
+        monkeypatch.setattr(submission, "submit_run", lambda *_, **__: submission.Submitted("first", "job", values))
+        outcome = bilateral("submit", kits.admin, plan, "--quiet", *words)
+        assert outcome.code == 2
+        assert outcome.err.startswith(
+            "Error: All 2 rounds failed, so the model is untrained; the last one so: Too few."
+        )
+        if words:
+            assert outcome.json["rounds"] == 2
 
 
 @pytest.mark.parametrize("command", ["deploy", "submit", "sites"])

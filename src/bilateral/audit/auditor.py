@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.evidence import Evidence, evidence_from
 from bilateral.audit.experiment import EffortName, Experiment, context_of
@@ -102,6 +103,7 @@ class AuditResult:
         }
 
 
+@checked
 def audit(
     plan: AnyPlan,
     *,

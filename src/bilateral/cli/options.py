@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bilateral.engine.plan import RunPlan, load_plan
-from bilateral.errors import PlanError
+from bilateral.errors import PlanError, ThresholdError
 
 PlanArgument = Annotated[
     Path | None, typer.Argument(help="Plan file (TOML). Without one: the embedded default.", show_default=False)
@@ -73,6 +74,21 @@ def check_writable(path: Path | None) -> None:
     """Find out before the work, not after it, that a file cannot be written."""
     if path is not None and not path.parent.is_dir():
         raise PlanError(f"There is no folder {path.parent} for {path.name}.", remedy="Make it first.")
+
+
+def check_trained(values: Mapping[str, Any]) -> None:
+    """A run whose every round failed has a result, but it is an error: its model is as it began.
+
+    Called when the result is on standard output, so that scripts can read what happened.
+    """
+    failed = values["rounds_failed"]
+    if failed and len(failed) == values["rounds"]:
+        count = "The only round" if len(failed) == 1 else f"All {len(failed)} rounds"
+        raise ThresholdError(
+            f"{count} failed, so the model is untrained; the last one so: {failed[-1]['reason']}",
+            remedy="Bring more clients, lower federation.dropout if it is simulated, or aggregation.threshold; "
+            "then start anew.",
+        )
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

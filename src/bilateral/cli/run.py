@@ -26,6 +26,7 @@ from bilateral.cli.options import (
     Settings,
     budget,
     build_plan,
+    check_trained,
     check_writable,
 )
 from bilateral.engine.in_process import run
@@ -145,6 +146,7 @@ def run_command(
         again += ["--engine", engine] if engine != IN_PROCESS else []
         err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
         raise typer.Exit(130)
+    check_trained(result.as_dict())
 
 
 class _Result(Protocol):

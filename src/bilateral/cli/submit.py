@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
-from bilateral.cli.options import Json, Quiet
+from bilateral.cli.options import Json, Quiet, check_trained
 from bilateral.engine.plan import load_plan
 from bilateral.learning.evaluation import main_metric
 
@@ -75,6 +75,8 @@ def submit_command(
     if submitted.values is not None and not submitted.finished:
         err.print(f"Stopped after round {submitted.rounds}. Go on with: {escape(again)}", soft_wrap=True)
         raise typer.Exit(130)
+    if submitted.values is not None:
+        check_trained(submitted.values)
 
 
 def sites_command(

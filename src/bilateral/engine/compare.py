@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bilateral.arguments import checked
 from bilateral.engine.federation import Federation, load_federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
+from bilateral.errors import PlanError
 from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import relative_difference
@@ -51,6 +53,7 @@ class _Lane:
         self.seconds.append(time.perf_counter() - started)
 
 
+@checked
 def compare(
     plan: RunPlan,
     protections: Sequence[str] | None = None,
@@ -63,6 +66,12 @@ def compare(
 
     `protections` are names of `LANES`, by default all that make sense: masks need two clients a round.
     """
+    if unknown := [name for name in protections or () if name not in LANES]:
+        raise PlanError(
+            f"There is no protection {unknown[0]!r} to compare.", remedy=f"Choose among {', '.join(LANES)}."
+        )
+    if num_controls < 0:
+        raise PlanError(f"Expected a number of controls of at least 0, got {num_controls}.")
     federation = load_federation(plan, data_dir)
     if protections is None:
         alone = plan.federation.num_participants(len(federation.members)) < 2

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
 from bilateral.engine.federation import Problem, load_server_view
 from bilateral.engine.plan import RunPlan
@@ -55,6 +56,7 @@ class Exported:
     card: ExportCard
 
 
+@checked
 def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str | Path | None = None) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
@@ -170,6 +172,7 @@ def check_named_by_user(path: Path, what: str, in_file: str, by_user: str | None
         )
 
 
+@checked
 def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
     """Rebuild an exported network from its safetensors file.
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bilateral.arguments import checked
 from bilateral.data import Split
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint, matching_checkpoint, save_checkpoint
 from bilateral.engine.hetero_directory import HeteroDirectory
@@ -33,6 +34,7 @@ _WORK_OF_AN_ANSWER = {"plain": 0.3, "secure": 10.0}
 """Of one prediction, in sample passes of a training (forward and backward)."""
 
 
+@checked
 def run_hetero(
     plan: HeteroPlan,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
 from bilateral.engine.federation import load_federation
 from bilateral.engine.loop import Lane, RoundLoop
@@ -20,6 +21,7 @@ from bilateral.protocols.messages import Message
 from bilateral.randomness import SeededRandomness
 
 
+@checked
 def run(
     plan: RunPlan,
     *,

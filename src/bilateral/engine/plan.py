@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import to_json
 
+from bilateral.arguments import checked
 from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
@@ -272,6 +273,7 @@ def parse_plan(values: dict[str, Any], source: str) -> RunPlan:
     return validated(RunPlan, values, source)
 
 
+@checked
 def load_plan(path: str | Path) -> RunPlan:
     """Read a plan from a TOML file."""
     return read_plan(RunPlan, path, "bilateral run")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from bilateral.arguments import checked
 from bilateral.errors import PlanError
 
 _P = TypeVar("_P", bound=BaseModel)
@@ -20,10 +22,11 @@ def validated(kind: type[_P], values: Mapping[str, Any], source: str) -> _P:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
+        problems = "; ".join(_explain(problem, kind) for problem in error.errors())
         raise PlanError(f"Plan {source}: {problems}.", remedy=known_settings(kind)) from error
 
 
+@checked
 def with_settings(plan: _P, settings: Mapping[str, Any]) -> _P:
     """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
     values = plan.model_dump()
@@ -32,8 +35,8 @@ def with_settings(plan: _P, settings: Mapping[str, Any]) -> _P:
         section = values
         for part in path:
             if not isinstance(section.get(part), dict):
-                remedy = known_settings(type(plan))
-                raise PlanError(f"There is no plan section `{part}` in `{dotted}`.", remedy=remedy)
+                hint, remedy = _meant(part, section), known_settings(type(plan))
+                raise PlanError(f"There is no plan section `{part}` in `{dotted}`.{hint}", remedy=remedy)
             section = section[part]
         section[last] = value
     return validated(type(plan), values, "the settings")
@@ -67,10 +70,28 @@ def known_settings(kind: type[BaseModel]) -> str:
     return f"Settings: {', '.join([*plain, *sections])}."
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, kind: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if not where:  # about several settings at once
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        return f"`{where}` is not a setting"
+        *path, last = map(str, problem["loc"])
+        return f"`{where}` is not a setting{_hint(last, kind, path)}"
     return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
+
+
+def _hint(name: str, kind: type[BaseModel], path: Sequence[str]) -> str:
+    meant = _meant(name, _names_at(kind, path))
+    return f" ({meant.strip()})" if meant else ""
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+def _names_at(kind: Any, path: Sequence[str]) -> Iterable[str]:
+    """The settings of the section at `path`."""
+    for part in path:
+        kind = kind.model_fields[part].annotation if part in getattr(kind, "model_fields", {}) else None
+    return getattr(kind, "model_fields", ())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ParameterLayout, ScaleGraph
 
@@ -88,6 +89,7 @@ def coverage(graph: ScaleGraph) -> Coverage:
     )
 
 
+@checked
 def inspect(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> Coverage:
     """What a client could and could not read of `model`; `example_input` has a batch dimension.
 

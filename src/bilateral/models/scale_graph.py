@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.models.builder import Axis, Binding, Grouping, NormInputs
 from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
@@ -85,6 +86,7 @@ class ScaleGraph:
     norm_inputs: NormInputs = "exact"
 
     @staticmethod
+    @checked
     def of(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> ScaleGraph:
         """Analyse `model`. `example_input` has a batch dimension; only its shape matters.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from bilateral.arguments import checked
 from bilateral.errors import NumericalRangeError, ProtocolError
 
 
@@ -104,6 +105,7 @@ class Aggregate:
     contributors: tuple[str, ...] = ()
 
 
+@checked
 def aggregate(uploads: Mapping[str, Upload], round_index: int) -> Aggregate:
     """Sum of the uploads times their weights, in float64 and in the order of the senders' names."""
     if not uploads:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from bilateral.arguments import require
 from bilateral.errors import ModelError
 from bilateral.models.zoo import convnets, densenet, mlp, resnet
 from bilateral.models.zoo.layers import require_count
@@ -45,6 +46,7 @@ def build_model(
     called with `input_shape` and `num_outputs` (where it has such parameters) and the options.
     `input_shape` is the shape of one sample: (channels, height, width) or (features,).
     """
+    require(name, str, "build_model: expected `name` to be")
     shape = _checked_shape(input_shape)
     given = {"input_shape": shape, "num_outputs": require_count("num_outputs", num_outputs)}
     builder = import_builder(name) if ":" in name else _zoo_builder(name)
@@ -89,7 +91,7 @@ def _check_options(name: str, builder: Callable[..., object], options: Mapping[s
 
 
 def _checked_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    if isinstance(input_shape, int) or not input_shape:
+    if not isinstance(input_shape, tuple | list) or not input_shape:
         raise ModelError(
             f"Expected input_shape to be the shape of one sample, got {input_shape!r}.",
             remedy="Give (channels, height, width) for images, (features,) for tables.",

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bilateral.arguments import checked
 from bilateral.errors import (
     AuthenticationError,
     NumericalRangeError,
@@ -83,6 +84,7 @@ class MaskClient:
     and says nothing about sizes: a value beyond its bound is an error here, not a message.
     """
 
+    @checked
     def __init__(
         self,
         key_ring: KeyRing,

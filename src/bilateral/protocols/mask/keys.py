@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
+from bilateral.arguments import checked
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.injective import Part, injective
 from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
@@ -47,11 +48,13 @@ _LOW_ORDER = frozenset(
 class Identity:
     """A client's long-lived signing key. Others pin `public_bytes`."""
 
+    @checked
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self._private_key = private_key
         self.public_bytes = private_key.public_key().public_bytes_raw()
 
     @classmethod
+    @checked
     def generate(cls, randomness: Randomness) -> Identity:
         return cls(Ed25519PrivateKey.from_private_bytes(randomness.random_bytes(KEY_BYTES)))
 
@@ -140,6 +143,7 @@ class KeyDirectory:
 class KeyRing:
     """Client: its keys of one run, and the secrets it has with every other client."""
 
+    @checked
     def __init__(
         self, name: str, run_id: bytes, identity: Identity, pinned: Mapping[str, bytes], randomness: Randomness
     ) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from bilateral.arguments import checked
 from bilateral.errors import (
     BilateralError,
     CheckpointError,
@@ -63,6 +64,7 @@ class MaskServer:
     `fixed_bounds`: bounds on |weight * value| a row that are never adapted. `pinned`: see `KeyDirectory`.
     """
 
+    @checked
     def __init__(
         self,
         run_id: bytes,

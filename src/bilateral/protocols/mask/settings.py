@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bilateral.arguments import check_fields
 from bilateral.errors import PlanError
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MIN_BOUND_BITS
 from bilateral.protocols.mask.neighbours import default_num_neighbours, threshold_of
@@ -37,6 +38,7 @@ class MaskSettings:
     min_in_sum: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, PlanError)
         if self.graph not in ("auto", "complete", "n-out"):
             raise PlanError(f"Expected graph auto, complete or n-out, got {self.graph!r}.")
         if not 0.5 < self.threshold < 1:  # at one half, two disjoint halves could each unmask a sum

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
 
+from bilateral.arguments import checked
 from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.noise.clipping import Unit
@@ -52,6 +53,7 @@ class Spending:
     accountant: AccountantName
 
 
+@checked
 def spent(
     noise_multiplier: float,
     sampling_rate: float,
@@ -68,6 +70,7 @@ def spent(
     return Spending(total, delta, first, noise_multiplier, sampling_rate, num_rounds, accountant)
 
 
+@checked
 def noise_for(
     target_epsilon: float,
     delta: float,
@@ -81,6 +84,8 @@ def noise_for(
     _check(1.0, sampling_rate, num_rounds, delta)
     if not 0 < target_epsilon < math.inf:
         raise PlanError(f"Expected a target epsilon above 0, got {target_epsilon}.", remedy="Try 8.")
+    if not 0 < tolerance < 1:  # at 0 the search would never end
+        raise PlanError(f"Expected a tolerance between 0 and 1, got {tolerance}.", remedy="Try 1e-3.")
 
     def suffices(z: float) -> bool:
         event = _library().SelfComposedDpEvent(_round_event(z, sampling_rate), num_rounds)

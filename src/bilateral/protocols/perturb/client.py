@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.errors import ProtocolError, UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
@@ -36,6 +37,7 @@ from bilateral.randomness import Randomness, SecureRandomness
 class PerturbClient:
     """Trains on a perturbed model that it can use but not undo. Holds a module of its own."""
 
+    @checked
     def __init__(
         self,
         name: str,

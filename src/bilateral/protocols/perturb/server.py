@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -33,6 +34,7 @@ CALIBRATE_EVERY = 20
 class PerturbServer:
     """Owns the true model and the secrets."""
 
+    @checked
     def __init__(
         self,
         model: nn.Module,

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from bilateral.arguments import check_fields
 from bilateral.errors import PlanError
 from bilateral.models.builder import NormInputs
 
@@ -43,6 +44,7 @@ class PerturbationSettings:
     norm_inputs: NormInputs = "exact"
 
     def __post_init__(self) -> None:
+        check_fields(self, PlanError)
         low, high = self.scale_range
         if not 0 < low <= high < math.inf:
             raise PlanError(f"Expected a scale range 0 < low <= high, got ({low}, {high}).", remedy="Try (0.25, 4).")

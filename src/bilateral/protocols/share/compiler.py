@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from bilateral.arguments import checked
 from bilateral.errors import ModelError, NumericalRangeError
 from bilateral.protocols.share.circuit import LARGEST_INPUT, VALUE_BITS
 from bilateral.protocols.share.graph_compiler import GraphCompiler
@@ -26,6 +27,7 @@ _HEADROOM: Final = 4
 _AGREEMENT: Final = 2.0**-6
 
 
+@checked
 def compile_model(model: nn.Module, samples: Tensor) -> FixedPointModel:
     """The network as a circuit with ring weights.
 

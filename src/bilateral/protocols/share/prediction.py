@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
+from bilateral.arguments import checked
 from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
@@ -59,6 +60,7 @@ class PredictionClient:
     `keys` has accepted a roster with the server in it.
     """
 
+    @checked
     def __init__(self, keys: KeyRing, style: ComparisonStyle = HARDENED, device: torch.device | None = None) -> None:
         self.name = keys.name
         keys.claim("secret-shared prediction")
@@ -190,6 +192,7 @@ def _of(sessions: dict[bytes, _S], session_id: bytes) -> _S:
 class PredictionServer:
     """Helps one querying party at a time; many answering parties side by side."""
 
+    @checked
     def __init__(
         self,
         keys: KeyRing,
