@@ -233,7 +233,7 @@ def test_bad_data_of_a_private_run_are_refused_before_the_first_round(monkeypatc
 
 
 def test_more_colluders_than_a_sum_needs_clients_are_refused():
-    with pytest.raises(PlanError, match="besides the observer and its 3 colluders"):
+    with pytest.raises(PlanError, match="fewer colluders"):
         run(plan(**SOUND, noise__colluders=3), save=False)
 
 

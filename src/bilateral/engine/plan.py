@@ -156,7 +156,7 @@ class NoisePlan(_Section):
     `epsilon` is the budget: of the whole run for `sound`; of one round, as P2 counts, for the others.
     `noise_multiplier` (sound only) may be given instead. `unit` is what the budget protects: one sample or one client.
     `clip` bounds a sample's (or a client's) upload; the published schemes only assume that bound on the true gradient.
-    `colluders` clients may share what they know with the server without weakening the claim.
+    `colluders` clients may share what they know with the server, or with another client, without weakening the claim.
     """
 
     mechanism: MechanismName = "none"

@@ -31,7 +31,7 @@ from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
-from bilateral.protocols.noise.clipping import ClipSettings
+from bilateral.protocols.noise.clipping import MAX_SAMPLES, ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings, effective_multiplier, grid_bits
 from bilateral.protocols.noise.term_scales import public_term_scales
@@ -101,6 +101,12 @@ def sound_noise(around: Surroundings) -> SoundNoise:
 def clip_settings(around: Surroundings) -> ClipSettings:
     """One norm for all terms together; sums over samples are divided by one public batch size."""
     noise, scales = around.plan.noise, term_scales(around)
+    if noise.unit == "sample" and max(around.sample_counts) > MAX_SAMPLES:
+        raise PlanError(
+            f"Expected at most {MAX_SAMPLES} samples at a client, got {max(around.sample_counts)}: rounding in a larger "
+            "sum is not paid for.",
+            remedy="Divide the samples among more clients.",
+        )
     if noise.unit == "client":
         return ClipSettings(noise.clip, "client", term_scales=scales)
     return ClipSettings(noise.clip, "sample", float(_batch_size(around)), scales)
@@ -259,26 +265,27 @@ class _GridCheck:
 def _min_honest(around: Surroundings) -> int:
     """Clients in every sum whose noise an observer does not know.
 
-    The observer may be a client itself, with as many colluders beside it: it knows one noise more than they do.
+    The server with c colluders knows c noises. A client knows its own as well, so with c colluders c + 1: what is
+    claimed against everybody must hold against it.
     """
     noise, aggregation, participants = around.plan.noise, mask_settings(around), around.num_participants
-    in_sum = aggregation.floor_of(participants)
-    known = 1 + noise.colluders
+    in_sum, known = aggregation.floor_of(participants), noise.colluders + 1
     if in_sum - known < 1:
         raise PlanError(
-            f"Expected at least one client besides the observer and its {noise.colluders} colluders in every sum, and the "
-            f"smallest has {in_sum}.",
+            f"Expected fewer colluders: a client and {noise.colluders} colluders know all the noise in a sum of "
+            f"{in_sum} clients, the fewest that it needs.",
             remedy="Lower noise.colluders, raise aggregation.threshold, or use more clients.",
         )
     chosen = aggregation.num_chosen(participants)
     if chosen == participants - 1:
         return in_sum - known
+    with_server = max(1, noise.colluders)  # masks are in nobody's way but the server's
     risk = failure_probabilities(
-        participants, chosen, aggregation.threshold, collusion=known / participants, dropout=TOLERATED_DROPOUT
+        participants, chosen, aggregation.threshold, collusion=with_server / participants, dropout=TOLERATED_DROPOUT
     )
     if risk.privacy > 2.0**-40:
         raise UnsoundPlanError(
-            f"Refused, colluders beyond what the graph tolerates: with {known} of {participants} colluding, some "
+            f"Refused, colluders beyond what the graph tolerates: with {with_server} of {participants} colluding, some "
             f"client's upload shows with a chance of {risk.privacy:.1g} a round on a graph of {chosen} neighbours.",
             remedy="Use aggregation.graph = 'complete', more neighbours, or fewer colluders.",
         )

@@ -45,7 +45,7 @@ class SoundNoiseSettings:
 
     `noise_multiplier`  z: standard deviation of the noise in the sum, over the sensitivity
     `min_honest`        honest clients in every sum, besides the observer and who colludes with it: the fewest clients
-                        of a sum, minus the colluders, minus one (a curious client knows its own noise too)
+                        of a sum, minus the colluders, minus one (a curious client knows its own noise as well)
     `max_colluders`     clients that may tell the server, or each other, their noise and their masks
     `delta`             at which epsilon is stated
     `adaptive`          the clipping norm follows a quantile; terms and count share the noise multiplier
