@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
+from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, RoundModel, Upload
@@ -23,6 +23,7 @@ from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_s
 from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
 from bilateral.protocols.perturb.scheme import Cotangents
 from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
     "fedavg",
@@ -76,6 +77,7 @@ class FedAvgClient:
         channels_last: bool | None = None,
         clip: ClipSettings | None = None,
         count_clipped: bool = False,
+        workspace: Workspace | None = None,
     ) -> None:
         if clip is not None:
             refuse_batch_norm(model)
@@ -83,7 +85,7 @@ class FedAvgClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, graph, channels_last=channels_last)
+        self._model = LocalModel(model, graph, channels_last=channels_last, workspace=workspace)
         self._graph = graph
         self._loss = loss
         self._samples = SampleTerms(self._model, 1) if clip is not None and clip.unit == "sample" else None
@@ -97,13 +99,8 @@ class FedAvgClient:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
         outputs = self._model.run(self.name, message.round_index, inputs)
         lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
-        trained = [p for p in self._model.parameters if p.requires_grad]
-        found = dict(zip(trained, torch.autograd.grad(lost, trained, allow_unused=True), strict=True))
-        parts = []
-        for p in self._model.parameters:
-            gradient = found.get(p)
-            parts.append(torch.zeros(p.numel(), dtype=p.dtype) if gradient is None else gradient.reshape(-1))
-        terms = torch.cat(parts)[None]
+        terms = self._model.upload_rows(1, lost.dtype)
+        FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
         if self.clip is None:
             return Upload(message.round_index, weight, terms, self._model.batch_statistics())
         return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)

@@ -34,6 +34,7 @@ from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Seat:
     num_samples: int
     counter: RoundCounter | None = None
     """Counts the rounds that a budget allows; None counts in memory."""
+    workspace: Workspace | None = None
+    """Memory that clients of one process share; None is one of its own."""
 
 
 @dataclass
@@ -177,6 +180,7 @@ def make_perturb_client(
         channels_last=around.plan.training.channels_last,
         clip=clip,
         count_clipped=count_clipped,
+        workspace=seat.workspace,
     )
 
 
@@ -192,6 +196,7 @@ def make_fedavg_client(
         channels_last=around.plan.training.channels_last,
         clip=clip,
         count_clipped=count_clipped,
+        workspace=seat.workspace,
     )
 
 

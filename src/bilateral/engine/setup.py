@@ -34,6 +34,7 @@ from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
 
 REFERENCE = "fedavg"
@@ -97,15 +98,25 @@ class Blueprint:
             stack.privacy,
         )
 
-    def client(self, name: str, *, reordering: int = 0, counter: RoundCounter | None = None) -> TrainingClient:
-        """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise)."""
+    def client(
+        self,
+        name: str,
+        *,
+        reordering: int = 0,
+        counter: RoundCounter | None = None,
+        workspace: Workspace | None = None,
+    ) -> TrainingClient:
+        """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise).
+
+        `workspace`: memory that it shares with other clients of this process, if they step one after the other.
+        """
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.noise.mechanism == "sound"
         if private:  # once and before the first round: later an error would be an answer
             check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
-        parts = stack.make_client(Seat(name, len(data), counter))
+        parts = stack.make_client(Seat(name, len(data), counter, workspace))
         return TrainingClient(
             parts.half,
             data,
@@ -119,7 +130,10 @@ class Blueprint:
 
     def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
         """All clients whose data are here, as a transport."""
-        clients = {name: self.client(name, reordering=reordering) for name in self.federation.shares}
+        shared = Workspace()  # one step at a time: one set of weights will do
+        clients = {
+            name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares
+        }
         return LocalExchange(clients, record, dropouts)
 
     def _share(self, name: str) -> Share:

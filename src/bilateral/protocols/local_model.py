@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bilateral.errors import NumericalRangeError, PlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
+from bilateral.protocols.workspace import Workspace
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
@@ -40,7 +41,14 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 class LocalModel:
     """A copy of an architecture in training mode, in the memory format that `prefers_channels_last` says."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph, *, channels_last: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: ScaleGraph,
+        *,
+        channels_last: bool | None = None,
+        workspace: Workspace | None = None,
+    ) -> None:
         self.module = copy.deepcopy(model).train()
         collect_batch_statistics(self.module)
         if channels_last is None:
@@ -60,12 +68,15 @@ class LocalModel:
         with torch.no_grad():
             for parameter in self.parameters:
                 parameter.zero_()  # a client knows the architecture, not the server's weights
+        self._workspace = workspace or Workspace()
+        self._workspace.place_weights(self.parameters)
         head = self.module.get_submodule(graph.head)
         assert isinstance(head, nn.Linear)
         self.head = head
 
     def load(self, parameters: Tensor) -> None:
         """Take over a flat vector of parameters."""
+        self._workspace.claim(self)
         values = self._graph.unflatten(parameters)
         with torch.no_grad():
             for layout, parameter in zip(self._graph.parameters, self.parameters, strict=True):
@@ -82,6 +93,14 @@ class LocalModel:
                 remedy="Check the inputs, or lower the learning rate.",
             )
         return outputs
+
+    def expect_loaded(self, client: str) -> None:
+        """Refuse to go on if a client that shares the workspace has loaded a model meanwhile."""
+        self._workspace.expect(self, client)
+
+    def upload_rows(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for `count` terms, not initialised."""
+        return self._workspace.rows(count, self._graph.num_parameters, dtype)
 
     def batch_statistics(self) -> Tensor:
         return batch_statistics(self.module, self._graph)

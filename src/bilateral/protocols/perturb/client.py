@@ -29,6 +29,7 @@ from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.perturb.terms import ForwardPass, forward, term_gradients
+from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness, SecureRandomness
 
 
@@ -46,6 +47,7 @@ class PerturbClient:
         channels_last: bool | None = None,
         clip: ClipSettings | None = None,
         count_clipped: bool = False,
+        workspace: Workspace | None = None,
     ) -> None:
         if clip is not None:
             _refuse_unsound(model, settings)
@@ -53,7 +55,7 @@ class PerturbClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, graph, channels_last=channels_last)
+        self._model = LocalModel(model, graph, channels_last=channels_last, workspace=workspace)
         self._graph = graph
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
@@ -108,6 +110,7 @@ class PerturbClient:
             message.expect_shape("the server", name, tuple(outputs.shape))
         message.check_finite("the server")
         self._pending = None
+        self._model.expect_loaded(self.name)
         softmax = cross_entropy.unblind(message, pending.blinders)
         target = F.one_hot(pending.targets, outputs.shape[1]).double()
         cotangents = scheme.cross_entropy_cotangents(

@@ -7,12 +7,11 @@ network's Jacobian with `c W + c_alpha`: one backward pass a term through the bo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.perturb.scheme import Cotangents
 
@@ -43,36 +42,12 @@ def term_gradients(model: LocalModel, passed: ForwardPass, cotangents: Cotangent
     below_head = outputs @ head.weight.detach()
     if cotangents.activation_sum is not None:
         below_head = below_head + cotangents.activation_sum.to(h.dtype)[:, :, None]
-    body: list[Tensor] = [
-        p for p in model.parameters if p is not head.weight and p is not head.bias and p.requires_grad
-    ]
     head_weight = outputs.transpose(1, 2) @ h.detach()
     head_bias = outputs.sum(1)
-    terms = torch.empty(len(below_head), sum(p.numel() for p in model.parameters), dtype=h.dtype)
+    own: list[Tensor] = [head.weight] if head.bias is None else [head.weight, head.bias]
+    gradients = FlatGradients(h, model.parameters, own)
+    terms = model.upload_rows(len(below_head), h.dtype)
     for k, row in enumerate(terms):
-        found = _body_gradients(h, body, below_head[k], last=k == len(terms) - 1)
-        found[head.weight] = head_weight[k]
-        if head.bias is not None:
-            found[head.bias] = head_bias[k]
-        _write(row, model.parameters, found)
+        given = dict(zip(own, (head_weight[k], head_bias[k]), strict=False))
+        gradients.write(row, below_head[k], given, last=k == len(terms) - 1)
     return terms
-
-
-def _write(row: Tensor, parameters: Sequence[nn.Parameter], gradients: Mapping[Tensor, Tensor]) -> None:
-    """Lay gradients end to end; a parameter without one (frozen, or not used) has gradient 0."""
-    offset = 0
-    for p in parameters:
-        target = row[offset : offset + p.numel()].view(p.shape)
-        gradient = gradients.get(p) if p.requires_grad else None
-        if gradient is None:
-            target.zero_()
-        else:
-            target.copy_(gradient)
-        offset += p.numel()
-
-
-def _body_gradients(h: Tensor, body: list[Tensor], cotangent: Tensor, *, last: bool) -> dict[Tensor, Tensor]:
-    if not body or not h.requires_grad:
-        return {}
-    gradients = torch.autograd.grad(h, body, cotangent, retain_graph=not last, allow_unused=True)
-    return {p: g for p, g in zip(body, gradients, strict=True) if g is not None}
