@@ -6,7 +6,8 @@
     |-- DataError                 data are missing, malformed, or unfit for the plan
     |   `-- MissingDataError      a file is not where it was looked for
     |-- ModelError                a model cannot be built or protected
-    |   `-- UnsupportedLayerError a layer has no rule in the scale graph
+    |   |-- UnsupportedLayerError a layer has no rule in the scale graph
+    |   `-- RecoveryError         what perturbed training recovers is not the gradient of plain training
     |-- ProtocolError             a message, or a value inside one, breaks the protocol
     |   |-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
     |   |-- MalformedMessageError bytes that are no message, or a message with a part missing or too much
@@ -55,6 +56,10 @@ class ModelError(BilateralError):
 
 class UnsupportedLayerError(ModelError):
     """A layer or function of the traced model has no rule in the scale graph."""
+
+
+class RecoveryError(ModelError):
+    """What perturbed training recovers is not the gradient of plain training: the model does what its trace hides."""
 
 
 class ProtocolError(BilateralError):

@@ -12,6 +12,8 @@ from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan
 
 QUICK = ("--rounds", 2, "--quiet")
+HANG = 300.0
+"""Seconds after which a command that should have ended hangs."""
 
 
 def refused(outcome, *expected: str) -> None:
@@ -201,16 +203,16 @@ def test_predicting_on_other_data_is_refused(bilateral):
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path):
-    words = ["-m", "bilateral.cli.main", "run", "--data", "wine", "--model", "mlp-3", "--rounds", "100000",
+    words = ["-m", "bilateral.cli.main", "run", "--data", "wine", "--model", "mlp-3", "--rounds", "10000000",
              "--set", "training.learning_rate=0.001", "--output", "out", "--quiet"]  # fmt: skip
     process = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not (tmp_path / "out" / "checkpoint.safetensors").exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(2)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG)
     assert process.returncode == 130
     assert "--resume out" in err
     assert "Traceback" not in err
@@ -243,3 +245,35 @@ def test_brackets_in_a_path_are_printed_as_they_are(bilateral):
 def test_a_diverging_run_is_one_message(bilateral):
     words = ("--data", "wine", "--model", "mlp-3", "--set", "training.learning_rate=1e38", "--json")
     refused(bilateral("run", *words, "--rounds", 1, "--quiet"), "Lower the learning rate")
+
+
+OWN_DATA = """
+import torch
+from torch.utils.data import TensorDataset
+from bilateral import Dataset
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+def tensor_dataset():
+    return Dataset("mine", "classification", train=TensorDataset(X, Y), test=(X[:10].numpy(), Y[:10].numpy()),
+                   num_outputs=2)
+
+def text_for_a_number():
+    return Dataset("mine", "classification", train=TensorDataset(X, Y), test=(X, Y), num_outputs="2")
+"""
+
+
+def test_torch_data_sets_and_arrays_train_as_they_are(bilateral, tmp_path):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    outcome = bilateral("run", "--data", "own_data:tensor_dataset", "--model", "mlp-3", "--json", *QUICK)
+    sys.modules.pop("own_data", None)
+    assert outcome.code == 0
+    assert outcome.json["rounds"] == 2
+
+
+def test_a_number_of_outputs_given_as_text_is_one_message(bilateral, tmp_path):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    outcome = bilateral("run", "--data", "own_data:text_for_a_number", "--model", "mlp-3", *QUICK)
+    sys.modules.pop("own_data", None)
+    refused(outcome, "num_outputs", "integer", "'2'")

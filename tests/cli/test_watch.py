@@ -5,8 +5,8 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
+import bilateral.cli.watch as watch_module
 from bilateral.cli.main import app
 from bilateral.cli.watch_view import BLOCKS, View, duration, sparkline
 from bilateral.engine.events import (
@@ -32,6 +33,8 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus, read_run
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
+HANG = 300.0
+"""Seconds after which a command that should have ended hangs."""
 
 
 def invoke(*words: object, **environment: str):
@@ -120,17 +123,11 @@ def test_a_run_in_this_process_can_be_watched(bilateral):
 # Without a terminal
 
 
-def test_watching_without_a_terminal_prints_lines_and_ends_with_the_run(directory):
-    def go_on() -> None:
-        time.sleep(1.2)
-        directory.tell(Waiting(13, ("site-1",), 3))
-        time.sleep(1.2)
-        directory.tell(RunEnded(20, True, "all rounds done"))
-
-    writer = threading.Thread(target=go_on)
-    writer.start()
+def test_watching_without_a_terminal_prints_lines_and_ends_with_the_run(directory, monkeypatch):
+    told = iter([Waiting(13, ("site-1",), 3), RunEnded(20, True, "all rounds done")])
+    between_looks = SimpleNamespace(sleep=lambda _: directory.tell(next(told)), monotonic=time.monotonic)
+    monkeypatch.setattr(watch_module, "time", between_looks)
     outcome = invoke(directory.path)
-    writer.join()
     assert outcome.exit_code == 0
     lines = outcome.output.splitlines()
     assert sum("site-2 missed at upload" in line for line in lines) == 2  # once as it came, once in the last picture
@@ -149,7 +146,7 @@ def test_ctrl_c_ends_watching_with_code_0(directory):
         assert process.stdout is not None
         assert "run begins" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=HANG)
     finally:
         process.kill()
     assert process.returncode == 0
@@ -159,7 +156,7 @@ def test_ctrl_c_ends_watching_with_code_0(directory):
 def test_a_terminal_without_unicode_gets_a_picture(directory):
     directory.tell(MessageRefused("site-3", 12, "sent größe"))
     words = [sys.executable, "-m", "bilateral.cli.main", "watch", str(directory.path), "--once"]
-    made = subprocess.run(words, capture_output=True, env={"PYTHONIOENCODING": "ascii"}, timeout=60, check=False)
+    made = subprocess.run(words, capture_output=True, env={"PYTHONIOENCODING": "ascii"}, timeout=HANG, check=False)
     assert made.returncode == 0, made.stderr
     assert "sent gr??e" in made.stdout.decode("ascii")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset, TensorDataset
 
-from bilateral.data import Dataset, Split, validate
+from bilateral.data import Dataset, Split, load_dataset, validate
 from bilateral.errors import DataError
 
 
@@ -103,3 +106,99 @@ def test_every_refusal_says_what_to_do():
         validate(classification(num_outputs=1))
     assert refusal.value.remedy
     assert refusal.value.remedy in str(refusal.value)
+
+
+INPUTS, LABELS = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TensorDataset(INPUTS, LABELS),
+        (INPUTS, LABELS),
+        [INPUTS, LABELS],
+        (INPUTS.numpy(), LABELS.numpy()),
+        Split(INPUTS.numpy(), LABELS.numpy()),  # type: ignore[arg-type]
+        (np.asfortranarray(INPUTS.numpy()), LABELS.numpy().astype(">i8")),
+    ],
+)
+def test_what_is_plainly_a_split_is_taken_for_one(given):
+    dataset = validate(Dataset("toy", "classification", train=given, test=given, num_outputs=2))
+    for split in (dataset.train, dataset.test):
+        assert torch.equal(split.inputs, INPUTS) and torch.equal(split.targets, LABELS)
+        assert split.subset(torch.tensor([3])).targets.tolist() == [1]
+
+
+def test_read_only_arrays_are_copied_without_a_warning():
+    inputs = INPUTS.numpy().copy()
+    inputs.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split = Split(inputs, LABELS)  # type: ignore[arg-type]
+    assert torch.equal(split.inputs, INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "came"),
+    [
+        (None, "nothing"),
+        (TensorDataset(INPUTS), "1 tensor"),
+        (TensorDataset(INPUTS, LABELS, LABELS), "3 tensors"),
+        (Subset(TensorDataset(INPUTS, LABELS), [0, 1]), "Subset"),
+        (INPUTS, "Tensor"),
+        ((INPUTS,), "tuple of 1"),
+        ("train.csv", "str"),
+        ({"inputs": INPUTS}, "dict"),
+    ],
+)
+def test_anything_else_than_a_split_is_refused_with_what_to_do(given, came):
+    with pytest.raises(DataError, match=r"train.*Split.*torch.stack") as refusal:
+        Dataset("toy", "classification", train=given, test=Split(INPUTS, LABELS), num_outputs=2)
+    assert came in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", ["2", 2.0, None, True, [2], float("nan"), 0, -1])
+def test_a_number_of_outputs_that_is_no_positive_integer_is_refused(given):
+    with pytest.raises(DataError, match=r"num_outputs.*the number of classes"):
+        validate(classification(num_outputs=given))
+
+
+@pytest.mark.parametrize("given", [np.int64(2), torch.tensor(2)])
+def test_a_number_of_outputs_may_come_out_of_the_data(given):
+    dataset = validate(classification(num_outputs=given))
+    assert type(dataset.num_outputs) is int
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": None}, "name.*text.*None"),
+        ({"name": ""}, "name.*text"),
+        ({"task": None}, "task"),
+        ({"task": ["classification"]}, "task"),
+        ({"class_names": None}, "class names"),
+        ({"class_names": "ab"}, "class names"),
+        ({"class_names": (1, 2)}, "class names"),
+        ({"train": Split(INPUTS, None)}, "targets in the train split.*nothing"),  # type: ignore[arg-type]
+        ({"train": Split([[1.0]], LABELS)}, "inputs in the train split.*list"),  # type: ignore[arg-type]
+        ({"train": Split(np.array(["a"]), LABELS)}, "inputs in the train split.*ndarray of <U1"),  # type: ignore[arg-type]
+        ({"train": Split(np.array([None]), LABELS)}, "inputs in the train split.*ndarray of object"),  # type: ignore[arg-type]
+        ({"train": Split(torch.tensor(1.0), LABELS)}, "samples, features"),
+        ({"train": Split(INPUTS, LABELS, 3)}, "sites in the train split.*int"),  # type: ignore[arg-type]
+        ({"train": Split(INPUTS, LABELS, "abcd")}, "sites in the train split.*str"),  # type: ignore[arg-type]
+        ({"train": Split(INPUTS, LABELS, (1, 2, 3, 4))}, "sites in the train split.*int"),  # type: ignore[arg-type]
+        ({"train": Split(INPUTS.to_sparse(), LABELS)}, "inputs in the train split.*sparse"),
+        ({"train": Split(INPUTS.to("meta"), LABELS)}, "inputs in the train split.*meta"),
+    ],
+)
+def test_parts_of_the_wrong_type_are_refused_by_name(changes, message):
+    with pytest.raises(DataError, match=message):
+        validate(classification(**changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "data_dir"), [(None, None), (3, None), ("", None), (["digits"], None), ("mnist", 3), ("mnist", b"x")]
+)
+def test_a_name_or_folder_that_is_none_is_refused(name, data_dir):
+    with pytest.raises(DataError, match="Expected"):
+        load_dataset(name, data_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -331,3 +332,16 @@ def test_the_test_really_writes_what_python_2_wrote(tmp_path):
     content = (tmp_path / "batch").read_bytes()
     assert pickle.BINSTRING + b"\x03\x00\x00\x00key" in content
     assert b"_codecs" not in content
+
+
+def test_the_directory_may_be_given_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("BILATERAL_DATA", str(tmp_path / "elsewhere"))
+    with pytest.raises(DataError, match=re.escape(f"looked in {tmp_path}")):
+        load_dataset("svhn", data_dir=tmp_path)
+    with pytest.raises(DataError, match=re.escape(f"looked in {tmp_path}")):
+        load_dataset("svhn", data_dir=str(tmp_path))
+
+
+def test_options_of_a_plan_do_not_move_the_directory(tmp_path):
+    with pytest.raises(DataError, match="given twice"):
+        load_dataset("svhn", None, **{"data_dir": tmp_path})

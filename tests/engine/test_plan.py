@@ -133,9 +133,14 @@ def test_sites_and_their_options_are_part_of_the_digest():
 
 
 def test_a_plan_without_sites_keeps_the_digest_that_its_old_checkpoints_carry():
-    blinded, local = (RunPlan().with_settings({"perturbation.softmax": style}) for style in ("blinded", "local"))
-    assert blinded.digest() == "cdbb1b0712b7924e"
-    assert local.digest() != blinded.digest()
+    as_before = {"perturbation.softmax": "blinded", "perturbation.norm_inputs": "scaled"}
+    assert RunPlan().with_settings(as_before).digest() == "cdbb1b0712b7924e"
+
+
+def test_a_plan_that_now_means_something_else_has_another_digest():
+    blinded, scaled = {"perturbation.softmax": "blinded"}, {"perturbation.norm_inputs": "scaled"}
+    plans = [RunPlan().with_settings(settings) for settings in ({}, blinded, scaled, {**blinded, **scaled})]
+    assert len({plan.digest() for plan in plans}) == 4
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 0}, {"patience": -1}, {"min_sites": 0}])

@@ -198,8 +198,8 @@ def test_grouped_convolution_permutes_groups_and_inside_groups():
 
 def test_group_norm_moves_whole_groups_and_ties_factors_inside():
     model = image_net(lambda m, x: m.norm(x).relu(), norm=nn.GroupNorm(4, 8))
-    graph = graph_of(model)
-    assert graph.cells.num_movable == 8
+    graph = ScaleGraph.of(model, torch.zeros(1, 3, 6, 6), norm_inputs="scaled")
+    assert graph.cells.num_movable == graph_of(model).cells.num_movable == 8
     factors = graph.layout("first.bias").binding.numerator.view(4, 2)
     assert torch.equal(factors[:, 0], factors[:, 1])
     assert len(factors[:, 0].unique()) == 4
@@ -229,8 +229,11 @@ def test_unused_parameters_are_left_alone_and_reported():
     assert layout.pin_reasons == ("the network does not use it",)
 
 
-def test_factors_before_a_normalisation_are_at_least_one():
-    graph = graph_of(image_net(lambda m, x: m.norm(x), norm=nn.BatchNorm2d(8)))
+def test_factors_before_a_normalisation_are_one_or_if_so_wished_at_least_one():
+    model = image_net(lambda m, x: m.norm(x), norm=nn.BatchNorm2d(8))
+    assert graph_of(model).normalised_classes.tolist() == [0]
+    graph = ScaleGraph.of(model, torch.zeros(1, 3, 6, 6), norm_inputs="scaled")
+    assert 0 not in graph.normalised_classes.tolist()
     for seed in range(5):
         factors, _ = draw(graph, seed)
         assert float(factors[graph.normalised_classes].min()) >= 1.0

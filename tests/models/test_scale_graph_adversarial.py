@@ -321,7 +321,7 @@ REFUSED = {
     "a number computed from a weight": image_net(lambda m, x: x * m.first.weight.abs().mean()),
     "a weight added": image_net(lambda m, x: x + m.first.bias[:, None, None]),
     "a bare parameter added": image_net(lambda m, x: x + m.p, p=nn.Parameter(torch.ones(8, 1, 1))),
-    "a bare parameter as factor": image_net(lambda m, x: x * m.p, p=nn.Parameter(torch.ones(8, 1, 1))),
+    "a bare parameter as factor of pixels": image_net(lambda m, x: x * m.p, p=nn.Parameter(torch.ones(8, 6, 6))),
     "max pool over features": flat_net(lambda m, x: F.max_pool1d(x, 3, 1, 1)),
     "average pool over features": flat_net(lambda m, x: m.pool(x), pool=nn.AvgPool1d(3, 1, 1)),
     "pool of an image without batch": flat_net(

@@ -15,7 +15,7 @@ from bilateral.protocols.perturb.server import PerturbServer, guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
 from reference.equations import mse_gradients_by_loops, mse_terms_by_loops
-from reference.gradients import normalised_scales, plain_gradient, with_effective_epsilon
+from reference.gradients import plain_gradient
 from reference.harness import randomised, relative_error, run_round
 
 torch.set_num_threads(1)
@@ -94,20 +94,17 @@ ZOO = [
 @pytest.mark.parametrize(("name", "options", "shape"), ZOO)
 def test_zoo_gradient_is_recovered_to_1e_12_in_float64_and_5e_6_in_float32(name, options, shape, loss, softmax, noise):
     settings = PerturbationSettings(loss, noise, num_partitions=3, softmax=softmax)
-    example = torch.zeros(1, *shape)
     exact = build_model(name, input_shape=shape, num_outputs=5, **options).double().train()
     data = batch(8, 5, loss, 3, shape)
-    update, server = run_round(copy.deepcopy(exact), settings, [data], shape)
+    update, _ = run_round(copy.deepcopy(exact), settings, [data], shape)
     graph = graph_of(exact, shape)
-    oracle = with_effective_epsilon(exact, normalised_scales(exact, example, server._secrets.scale_factors))
-    assert relative_error(update.gradient, plain_gradient(oracle, graph, *data, loss)) < 1e-12
+    assert relative_error(update.gradient, plain_gradient(copy.deepcopy(exact), graph, *data, loss)) < 1e-12
 
     narrow = copy.deepcopy(exact).float()
     narrow_data = tuple(t.float() if t.is_floating_point() else t for t in data)
-    update, server = run_round(copy.deepcopy(narrow), settings, [narrow_data], shape)
-    oracle = with_effective_epsilon(narrow.double(), normalised_scales(exact, example, server._secrets.scale_factors))
+    update, _ = run_round(copy.deepcopy(narrow), settings, [narrow_data], shape)
     wide_data = tuple(t.double() if t.is_floating_point() else t for t in narrow_data)
-    expected = plain_gradient(oracle, graph, *wide_data, loss)
+    expected = plain_gradient(narrow.double(), graph, *wide_data, loss)
     assert float((update.gradient - expected).norm() / expected.norm()) < 5e-6
 
 
@@ -186,7 +183,7 @@ def test_head_input_places_do_not_matter_to_the_noise():
     assert relative_error(head, expected) < 1e-14
 
 
-def test_noise_has_the_size_of_the_logits():
+def test_noise_has_the_size_of_the_spread_of_the_logits():
     model = mlp(outputs=10)
     for noise in NOISES:
         for ratio in (0.3, 3.0):
@@ -199,7 +196,7 @@ def test_noise_has_the_size_of_the_logits():
                 for name, value in server._graph.unflatten(message.parameters).items():
                     noisy.get_parameter(name).copy_(value)
                 added = noisy(calibration.double()) - model(calibration.double())
-                spread = model(calibration.double()).square().mean().sqrt()
+                spread = model(calibration.double()).var(0).mean().sqrt()
             assert 0.5 * ratio < float(added.square().mean().sqrt() / spread) < 2 * ratio
 
 
@@ -229,7 +226,7 @@ def test_noise_is_sized_by_batch_statistics_even_before_the_running_ones_are_any
             noisy.get_parameter(name).copy_(value)
         plain = copy.deepcopy(model)(inputs)
         added = noisy(inputs) - plain
-    assert 0.5 < float(added.square().mean().sqrt() / plain.square().mean().sqrt()) < 2.0
+    assert 0.4 < float(added.square().mean().sqrt() / plain.var(0).mean().sqrt()) < 2.5
 
 
 def test_noise_stays_bounded_when_head_inputs_sum_to_zero():

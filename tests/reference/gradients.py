@@ -1,4 +1,4 @@
-"""Slow, obvious oracles for gradients: plain autograd with the `eps` that a perturbed normalisation really has."""
+"""Slow, obvious oracles for gradients: plain autograd, and for `norm_inputs = "scaled"` with the `eps` that acts then."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from reference.harness import NORMS
 
 
 def normalised_scales(model: nn.Module, example: Tensor, factors: Tensor) -> list[Tensor]:
-    """The scale factors at the input of each call of a normalisation layer, in the order of the calls."""
-    builder = walk(model, example).builder
+    """The scale factors at the input of each call of a normalisation layer, in the order of the calls.
+
+    For factors of a scale graph with `norm_inputs = "scaled"`: by default there are none there.
+    """
+    builder = walk(model, example, "scaled").builder
     scale_of, _ = _consecutive(builder.scales)
     return [factors[scale_of[classes.reshape(-1)]] for classes in builder.normalised_scales]
 

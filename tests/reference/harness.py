@@ -67,14 +67,17 @@ def relative_error(got, expected):
 def function_error(model, input_shape, seed=0, draws=3, batch=4):
     """Largest relative difference between plain and perturbed outputs over a few draws (float64, no `eps`)."""
     model = with_epsilon(randomised(copy.deepcopy(model).double(), seed), 1e-60).train()
-    graph = ScaleGraph.of(model, torch.zeros(1, *input_shape))
+    graphs = [ScaleGraph.of(model, torch.zeros(1, *input_shape), norm_inputs="scaled")]
+    if len(graphs[0].normalised_classes):
+        graphs.append(ScaleGraph.of(model, torch.zeros(1, *input_shape)))
     inputs = torch.randn(batch, *input_shape, generator=torch.Generator().manual_seed(seed)).double()
     expected = run(model, inputs)
     worst = 0.0
-    for number in range(draws):
-        factors, exchange = draw(graph, 1000 * seed + number)
-        got = run(perturbed_copy(model, graph, factors, exchange), inputs)
-        worst = max(worst, relative_error(got, expected))
+    for graph in graphs:
+        for number in range(draws):
+            factors, exchange = draw(graph, 1000 * seed + number)
+            got = run(perturbed_copy(model, graph, factors, exchange), inputs)
+            worst = max(worst, relative_error(got, expected))
     return worst
 
 
@@ -85,7 +88,7 @@ def run(model, inputs):
 
 def run_round(model, settings, batches, input_shape, seed=0, round_index=0, weights=None):
     """One round with a client for each batch. Returns (recovered update, server)."""
-    graph = ScaleGraph.of(model, torch.zeros(1, *input_shape))
+    graph = ScaleGraph.of(model, torch.zeros(1, *input_shape), norm_inputs=settings.norm_inputs)
     server = PerturbServer(model, graph, settings, input_shape, SeededRandomness(seed, "server"))
     message = server.start_round(round_index)
     uploads = {}

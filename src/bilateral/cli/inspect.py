@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -10,6 +10,8 @@ from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import Json, parse_setting, parse_shape
+from bilateral.errors import PlanError
+from bilateral.models.builder import NormInputs
 from bilateral.models.coverage import Coverage, inspect
 from bilateral.models.zoo import build_model
 
@@ -21,6 +23,9 @@ def inspect_command(
     option: Annotated[
         list[str] | None, typer.Option(help="Model option, e.g. --option batch_norm=false", show_default=False)
     ] = None,
+    norm_inputs: Annotated[
+        str, typer.Option(help="As perturbation.norm_inputs of the plan: exact or scaled.")
+    ] = "exact",
     json: Json = False,
 ) -> None:
     """What perturbation hides of a model, parameter by parameter.
@@ -37,11 +42,17 @@ def inspect_command(
     shape = parse_shape(input_shape)
     options = dict(parse_setting(text) for text in option or [])
     built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
-    found = inspect(built, torch.zeros(2, *shape))
+    found = inspect(built, torch.zeros(2, *shape), norm_inputs=_norm_inputs(norm_inputs))
     if json:
         print_json(found.as_dict())
         return
     _print_coverage(model, found)
+
+
+def _norm_inputs(text: str) -> NormInputs:
+    if text in ("exact", "scaled"):
+        return cast(NormInputs, text)
+    raise PlanError(f"Expected --norm-inputs exact or scaled, got {text!r}.")
 
 
 def _print_coverage(model: str, found: Coverage) -> None:

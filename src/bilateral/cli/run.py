@@ -232,6 +232,8 @@ def _print_result(values: dict[str, Any]) -> None:
             "largest difference of weights to FedAvg",
             f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
         )
+    if values.get("recovery_error") is not None:
+        table.add_row("recovery checked before round 1", f"{values['recovery_error']:.0e} against plain autograd")
     if values["rounds_failed"]:
         table.add_row("rounds without enough clients", f"{len(values['rounds_failed'])} (they changed nothing)")
     if incidents := values["incidents"]:

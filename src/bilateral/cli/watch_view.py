@@ -18,6 +18,7 @@ from bilateral.engine.event_tail import Told
 from bilateral.engine.events import (
     Event,
     MessageRefused,
+    RecoveryChecked,
     RoundFailed,
     RunEnded,
     RunStarted,
@@ -251,6 +252,8 @@ def describe(event: Event) -> str:
         case RunStarted():
             again = f"goes on after round {event.round}" if event.round or event.term else "begins"
             text = f"run {again} on {event.engine} with {_count(len(event.sites), 'site')} (term {event.term})"
+        case RecoveryChecked():
+            text = f"recovery checked: {event.error:.0e} against plain autograd in {event.dtype}"
         case RoundFailed():
             text = f"round failed: {event.reason}"
         case SiteMissed():

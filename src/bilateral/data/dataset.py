@@ -6,12 +6,15 @@ finite float32 inputs, targets that fit the task, and labels inside the range of
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
+from bilateral.data.conversion import described, tensor_if_array, tuple_if_list
 from bilateral.errors import DataError
 
 Task = Literal["classification", "regression"]
@@ -22,12 +25,16 @@ class Split:
     """Samples with their targets, the sample index first; images are NCHW.
 
     `targets` are int64 `[N]` for classification and float32 `[N, outputs]` for regression. `sites` names, for
-    every sample, the place it came from, where the data are a natural federation.
+    every sample, the place it came from, where the data are a natural federation. Arrays of numpy become tensors.
     """
 
     inputs: Tensor
     targets: Tensor
     sites: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, convert in (("inputs", tensor_if_array), ("targets", tensor_if_array), ("sites", tuple_if_list)):
+            object.__setattr__(self, name, convert(getattr(self, name)))
 
     def __len__(self) -> int:
         return int(self.inputs.shape[0])
@@ -40,7 +47,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train and a test split of one task."""
+    """A train and a test split of one task. A `TensorDataset` or a pair of tensors is taken for a split."""
 
     name: str
     task: Task
@@ -48,6 +55,12 @@ class Dataset:
     test: Split
     num_outputs: int
     class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            object.__setattr__(self, part, _as_split(getattr(self, part), f'{part} of dataset "{self.name}"'))
+        object.__setattr__(self, "num_outputs", _integer_if_one(self.num_outputs))
+        object.__setattr__(self, "class_names", tuple_if_list(self.class_names))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,15 +74,17 @@ def validate(dataset: Dataset) -> Dataset:
     The checks run from the outside in (types, shapes, values), so that the first message is the cause and not
     one of its consequences.
     """
+    _check_name(dataset.name)
     if dataset.task not in ("classification", "regression"):
         raise DataError(
             f'Expected the task of dataset "{dataset.name}" to be "classification" or "regression", '
             f'got "{dataset.task}".',
             remedy="Set `task` to one of the two in the loader.",
         )
-    if dataset.num_outputs < 1:
+    if type(dataset.num_outputs) is not int or dataset.num_outputs < 1:
         raise DataError(
-            f'Expected num_outputs of dataset "{dataset.name}" to be at least 1, got {dataset.num_outputs}.',
+            f'Expected num_outputs of dataset "{dataset.name}" to be an integer of at least 1, '
+            f"got {dataset.num_outputs!r}.",
             remedy="Set it to the number of classes, or of regression targets.",
         )
     for part, split in (("train", dataset.train), ("test", dataset.test)):
@@ -83,18 +98,56 @@ def validate(dataset: Dataset) -> Dataset:
     return dataset
 
 
+def _as_split(given: Any, what: str) -> Split:
+    """The split that `given` plainly is, or an error that says how to make one."""
+    came = described(given)
+    if isinstance(given, Split):
+        return given
+    if isinstance(given, TensorDataset):
+        count = len(given.tensors)
+        came, given = f"a TensorDataset of {count} tensor{'' if count == 1 else 's'}", given.tensors
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return Split(*given)
+    raise DataError(
+        f"Expected {what} to be a Split, a TensorDataset of inputs and targets, or a pair of them, got {came}.",
+        remedy="From samples one by one: `inputs, targets = zip(*samples)`, then "
+        "`Split(torch.stack(inputs), torch.tensor(targets))`.",
+    )
+
+
+def _integer_if_one(value: Any) -> Any:
+    """An `int` for an integer of numpy or torch, as `labels.max() + 1` is."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise DataError(f"Expected the name of a dataset to be a text, got {name!r}.", remedy="Give it a short name.")
+
+
 def _check_inputs(split: Split, where: str) -> None:
     for name in ("inputs", "targets"):
         value = getattr(split, name)
         if not isinstance(value, Tensor):
             raise DataError(
-                f"Expected {name} in {where} to be a torch tensor, got {type(value).__name__}.",
+                f"Expected {name} in {where} to be a torch tensor, got {described(value)}.",
                 remedy="Convert them with `torch.as_tensor(...)` in the loader.",
+            )
+        if value.layout != torch.strided or value.device.type == "meta":
+            kind = "a meta tensor, which holds no numbers" if value.device.type == "meta" else f"{value.layout}"
+            raise DataError(
+                f"Expected {name} in {where} to be a dense torch tensor, got {kind.removeprefix('torch.')}.",
+                remedy="Convert sparse ones with `.to_dense()`, and load data onto the CPU.",
             )
     if split.inputs.dtype != torch.float32:
         raise DataError(
             f"Expected float32 inputs in {where}, got {_dtype(split.inputs)}.",
-            remedy="Convert them with `inputs.float()` in the loader.",
+            remedy="Convert them with `torch.as_tensor(inputs).float()` in the loader.",
         )
     if split.inputs.ndim < 2:
         raise DataError(
@@ -115,11 +168,25 @@ def _check_lengths(split: Split, where: str) -> None:
             f"Expected one target per sample in {where}, got {len(split)} inputs and {num_targets} targets.",
             remedy="Check that inputs and targets come from the same file.",
         )
-    if split.sites is not None and len(split.sites) != len(split):
+    if split.sites is None:
+        return
+    if not isinstance(split.sites, tuple) or not all(isinstance(site, str) for site in split.sites):
+        raise DataError(
+            f"Expected sites in {where} to be a tuple of names (texts), got {_kinds(split.sites)}.",
+            remedy="Name the site of every sample, e.g. `tuple(str(site) for site in sites)`, or set it to None.",
+        )
+    if len(split.sites) != len(split):
         raise DataError(
             f"Expected one site per sample in {where}, got {len(split)} inputs and {len(split.sites)} sites.",
             remedy="Give every sample a site, or set `sites` to None.",
         )
+
+
+def _kinds(sites: object) -> str:
+    """`tuple of int` for a tuple with an integer in it."""
+    if not isinstance(sites, tuple):
+        return described(sites)
+    return f"tuple of {', '.join(sorted({type(site).__name__ for site in sites}))}"
 
 
 def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> None:
@@ -165,6 +232,12 @@ def _check_agreement(dataset: Dataset) -> None:
             f'Expected samples of one shape in dataset "{dataset.name}", got {list(dataset.input_shape)} in '
             f"the train split and {list(test_shape)} in the test split.",
             remedy="Prepare both splits in the same way.",
+        )
+    names = dataset.class_names
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f'Expected the class names of dataset "{dataset.name}" to be a tuple of texts, got {names!r}.',
+            remedy="Name every class, or leave them out.",
         )
     if dataset.class_names and len(dataset.class_names) != dataset.num_outputs:
         raise DataError(

@@ -24,6 +24,7 @@ from bilateral.errors import BilateralError, DataError
 
 DATA_DIR_VARIABLE: Final = "BILATERAL_DATA"
 _DATA_DIR_OPTION: Final = "data_dir"
+_NOT_GIVEN: Final = Path()
 
 _LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "digits": load_digits,
@@ -42,12 +43,22 @@ def dataset_names() -> tuple[str, ...]:
     return tuple(_LOADERS)
 
 
-def load_dataset(name: str, data_dir: Path | None = None, /, **options: Any) -> Dataset:
+def load_dataset(name: str, data_dir: Path | None = _NOT_GIVEN, /, **options: Any) -> Dataset:
     """Load a registered set, or call the user's `package.module:function`, and validate the result.
 
-    `data_dir` falls back to the environment variable BILATERAL_DATA. A user's function gets the options and,
-    if it has a parameter of that name, `data_dir`; it must return a `Dataset`.
+    `data_dir`, by place or by name, falls back to the environment variable BILATERAL_DATA. A user's function gets the
+    options and, if it has a parameter of that name, `data_dir`; it must return a `Dataset`.
     """
+    if _DATA_DIR_OPTION in options:
+        if data_dir is not _NOT_GIVEN:  # a plan's options do not say where a site's data are
+            raise DataError(
+                f'Dataset "{name}": `data_dir` is given twice, as an argument and among the options.',
+                remedy="Leave it out of the options.",
+            )
+        data_dir = options.pop(_DATA_DIR_OPTION)
+    elif data_dir is _NOT_GIVEN:
+        data_dir = None
+    _check_arguments(name, data_dir)
     loader = _user_loader(name) if ":" in name else _registered_loader(name)
     parameters = inspect.signature(loader).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -61,6 +72,16 @@ def load_dataset(name: str, data_dir: Path | None = None, /, **options: Any) -> 
             remedy="Build a Dataset with a train and a test Split in that function.",
         )
     return validate(dataset)
+
+
+def _check_arguments(name: object, data_dir: object) -> None:
+    if not isinstance(name, str):
+        raise DataError(
+            f"Expected the name of a dataset, got {name!r}.",
+            remedy=f"Known ones are {', '.join(_LOADERS)}; your own load as `package.module:function`.",
+        )
+    if data_dir is not None and not isinstance(data_dir, str | Path):
+        raise DataError(f"Expected the path of a folder with data, got {data_dir!r}.", remedy="Give its name as text.")
 
 
 def _call_user_loader(name: str, loader: Callable[..., Any], options: dict[str, Any]) -> Any:

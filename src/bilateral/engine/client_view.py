@@ -13,6 +13,7 @@ from bilateral.data import Split
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import Training, relative_difference
 from bilateral.models.coverage import coverage
+from bilateral.models.modes import set_training
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.statistics import collect_batch_statistics
 
@@ -47,7 +48,7 @@ def client_view(training: Training, message: PerturbedModel, split: Split, loss:
     with torch.no_grad():
         for name, parameter in seen.named_parameters():
             parameter.copy_(values[name])
-    seen.train()
+    set_training(seen, graph.kept_in_evaluation)
     collect_batch_statistics(seen)  # a client has no running statistics and uses the batch's own
     for module in seen.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):

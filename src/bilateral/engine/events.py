@@ -36,6 +36,17 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
+class RecoveryChecked(Event):
+    """Before the rounds of a term: the gradient that perturbation recovers is plain autograd's, up to `error`."""
+
+    event: ClassVar[str] = "recovery_checked"
+    error: float
+    parameter: str
+    dtype: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class RoundDone(Event):
     """A round changed the model. `contributors`: whose uploads are in it.
 

@@ -74,7 +74,7 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
         )
     view = load_server_view(plan, None if data_dir is None else Path(data_dir))
     model = initial_model(plan, view.problem)
-    graph = analyse(model, view.problem)
+    graph = analyse(model, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
     trained = combination_of(plan, view.problem.loss, len(view.members), graph).name
     _restore_model(model, checkpoint, f"{trained}/model/", directory.checkpoint)
     state = perturbed_state(

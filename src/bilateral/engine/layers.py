@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
@@ -30,11 +30,13 @@ from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.workspace import Workspace
+from bilateral.randomness import Randomness
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Layer:
     privacy: PrivacyReport | None = None
     make_adaptive: Callable[[], AdaptiveNorm] | None = None
     """The server's side of adaptive clipping."""
+    check: RecoveryCheck | None = None
+    """Of the recovered gradient, before the first round."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,11 @@ def perturbed_layer(around: Surroundings) -> Layer:
 
     shape = UploadShape(len(term_names(settings)), graph.num_parameters, graph.num_statistics)
     return Layer(
-        lambda model: make_perturb_server(around, model, settings), make_client, shape, [perturb_guarantee(settings)]
+        lambda model: make_perturb_server(around, model, settings),
+        make_client,
+        shape,
+        [perturb_guarantee(settings)],
+        check=recovery_check(around),
     )
 
 
@@ -158,6 +166,18 @@ def make_perturb_server(around: Surroundings, model: nn.Module, settings: Pertur
     return PerturbServer(
         model, around.graph, settings, problem.input_shape, around.secrets.stream("server"), problem.examples
     )
+
+
+def recovery_check(around: Surroundings) -> RecoveryCheck:
+    """Both halves of perturbation against plain autograd, on the server's own inputs."""
+    graph, settings, problem = around.graph, around.perturbation, around.problem
+
+    def make_halves(model: nn.Module, inputs: Tensor, randomness: Randomness) -> tuple[PerturbServer, PerturbClient]:
+        server = PerturbServer(model, graph, settings, problem.input_shape, randomness.child("server"), inputs)
+        own, channels_last = randomness.child("client"), around.plan.training.channels_last
+        return server, PerturbClient("the check", model, graph, settings, own, channels_last=channels_last)
+
+    return RecoveryCheck(graph, settings.loss, make_halves, problem.examples)
 
 
 def make_perturb_client(

@@ -22,6 +22,7 @@ from bilateral.engine.events import (
     Evaluated,
     Event,
     MessageRefused,
+    RecoveryChecked,
     RoundDone,
     RoundFailed,
     RunEnded,
@@ -38,6 +39,7 @@ from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.protocols.perturb.recovery_check import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
@@ -91,6 +93,7 @@ class RoundLoop:
     _seconds_before: float = field(default=0.0, init=False)
     _largest_difference: float = field(default=0.0, init=False)
     _num_told: int = field(default=0, init=False)
+    _recovery: RecoveryReport | None = field(default=None, init=False)
 
     @property
     def next_round(self) -> int:
@@ -125,6 +128,7 @@ class RoundLoop:
         rounds, every = self.plan.training.rounds, self.checkpoint_every or self.plan.training.checkpoint_every
         started = time.perf_counter()
         self.tell(RunStarted(self.engine, self._term, self._next_round, rounds, tuple(self.names), self.plan.digest()))
+        self._check_recovery()
         metrics = self._evaluate(self.main.training)
         if not self._rows:
             self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self.reference else None})
@@ -147,6 +151,14 @@ class RoundLoop:
             if stopping:
                 break
         return self._result(self._seconds_before + time.perf_counter() - started)
+
+    def _check_recovery(self) -> None:
+        """Before anything else, in every term: an evaluation would reset the modes of the model's layers."""
+        began = time.perf_counter()
+        self._recovery = self.main.training.check_recovery()
+        if self._recovery is not None:
+            report = self._recovery
+            self.tell(RecoveryChecked(report.error, report.parameter, report.dtype, time.perf_counter() - began))
 
     def tell(self, event: Event) -> None:
         """Append to the run's log, if it has one."""
@@ -276,6 +288,7 @@ class RoundLoop:
             incidents=tuple(self._incidents()),
             output=self.directory.path if self.directory else None,
             finished=finished,
+            recovery=self._recovery,
         )
         if self.directory is not None:
             self.directory.write_result(result.as_dict())

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
+from bilateral.models.builder import NormInputs
 from bilateral.protocols.mask.settings import GraphKind, MaskSettings
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
@@ -115,10 +116,18 @@ class PerturbationPlan(_Section):
     scale_range: tuple[float, float] = (0.25, 4.0)
     noise_ratio: float = Field(default=1.0, gt=0)
     softmax: Softmax = "local"
+    norm_inputs: NormInputs = "exact"
 
     def settings(self, loss: Loss) -> PerturbationSettings:
         return PerturbationSettings(
-            loss, self.noise, self.partitions, self.permute, self.scale_range, self.noise_ratio, self.softmax
+            loss,
+            self.noise,
+            self.partitions,
+            self.permute,
+            self.scale_range,
+            self.noise_ratio,
+            self.softmax,
+            self.norm_inputs,
         )
 
 
@@ -226,7 +235,9 @@ class RunPlan(_Section):
         How long the server waits, and for how many, is left out: an operator may change that between two terms.
         """
         unset = {name for name in ("sites", "server") if not getattr(self.data, name)}  # as in plans from before
-        as_before = {"softmax"} if self.perturbation.softmax == "blinded" else set()
+        # What plans from before did without saying so: a plan that says it keeps their fingerprint.
+        before = {"softmax": "blinded", "norm_inputs": "scaled"}
+        as_before = {name for name, value in before.items() if getattr(self.perturbation, name) == value}
         waiting = {"timeout", "min_sites", "patience"}
         text = self.model_dump_json(exclude={"federation": waiting, "data": unset, "perturbation": as_before})
         return hashlib.sha256(text.encode()).hexdigest()

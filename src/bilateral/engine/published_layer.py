@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from bilateral.baselines import mp_cdp, mp_dp_naive
 from bilateral.baselines.mp_cdp import MpCdpServer
@@ -17,6 +17,7 @@ from bilateral.engine.layers import (
     Surroundings,
     make_perturb_client,
     make_perturb_server,
+    recovery_check,
 )
 from bilateral.errors import PlanError
 from bilateral.learning.masked_aggregation import UploadShape
@@ -29,7 +30,10 @@ from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.noise.published_server import PublishedServer
+from bilateral.protocols.perturb.client import PerturbClient
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.scheme import term_names
+from bilateral.randomness import Randomness
 
 
 def sensitivity(around: Surroundings) -> float:
@@ -48,7 +52,7 @@ def sensitivity(around: Surroundings) -> float:
 def published_layer(around: Surroundings) -> Layer:
     """MP_Server, DDP_Client and MU_Server."""
     plan, count, problem = around.plan, around.num_participants, around.problem
-    settings = published_settings(plan.perturbation.partitions)
+    settings = published_settings(plan.perturbation.partitions, plan.perturbation.norm_inputs)
     public = PublishedModel.of(around.model, around.graph, problem.examples[:2])
     graph, neighbours = _graph(around)
     levels = theorems.solve_noise(
@@ -84,7 +88,24 @@ def published_layer(around: Surroundings) -> Layer:
             stated.claims[-1].assumption,
             {"independent": levels.independent, "pairwise": levels.pairwise},
         ),
+        check=_recovery_check(around),
     )
+
+
+def _recovery_check(around: Surroundings) -> RecoveryCheck:
+    """P2's halves, with transitional layers and factors by Eq. (13), and without noise."""
+    plan, problem = around.plan, around.problem
+    settings = published_settings(plan.perturbation.partitions, plan.perturbation.norm_inputs)
+
+    def make_halves(model: nn.Module, inputs: Tensor, randomness: Randomness) -> tuple[PublishedServer, PerturbClient]:
+        expanded, own = PublishedModel.of(model, around.graph, inputs[:2]), randomness.child("server")
+        server = PublishedServer(expanded, problem.input_shape, 1, plan.perturbation.partitions, own, inputs)
+        channels_last = plan.training.channels_last
+        return server, PerturbClient(
+            "the check", expanded.model, expanded.graph, settings, randomness.child("client"), channels_last=channels_last
+        )
+
+    return RecoveryCheck(around.graph, settings.loss, make_halves, problem.examples)
 
 
 def mp_cdp_layer(around: Surroundings) -> Layer:
@@ -103,7 +124,15 @@ def mp_cdp_layer(around: Surroundings) -> Layer:
     privacy = _report(
         around, "whoever sees models alone; the server is trusted", stated.claims[-1].assumption, {"central": sigma}
     )
-    return Layer(make_server, make_client, _shape(around), [stated], weight=1, privacy=privacy)
+    return Layer(
+        make_server,
+        make_client,
+        _shape(around),
+        [stated],
+        weight=1,
+        privacy=privacy,
+        check=recovery_check(around),
+    )
 
 
 def mp_dp_naive_layer(around: Surroundings) -> Layer:
@@ -125,6 +154,7 @@ def mp_dp_naive_layer(around: Surroundings) -> Layer:
         [stated],
         weight=1,
         privacy=privacy,
+        check=recovery_check(around),
     )
 
 

@@ -15,6 +15,7 @@ from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.recovery_check import RecoveryReport
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class RunResult:
     """Messages that were refused, and from whom."""
     output: Path | None
     finished: bool
+    recovery: RecoveryReport | None = None
+    """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -74,6 +77,7 @@ class RunResult:
             "seconds": round(self.seconds, 3),
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
             "client_view": self.view.as_dict() if self.view else None,

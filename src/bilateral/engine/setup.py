@@ -28,6 +28,7 @@ from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Record
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.learning.training import Training
+from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.batch_check import check_batch
@@ -96,6 +97,7 @@ class Blueprint:
             self.plan.training.rounds,
             stack.guarantee,
             stack.privacy,
+            stack.check,
         )
 
     def client(
@@ -162,8 +164,18 @@ def make_blueprints(
     """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
     first, names = plans[0], federation.names
     model = initial_model(first, federation.problem)
-    graph = analyse(model, federation.problem)
-    return [Blueprint(plan, federation, secrets or SimulatedSecrets(plan.seed, names), model, graph) for plan in plans]
+    wanted = {plan.perturbation.norm_inputs for plan in plans}
+    graphs = {norm_inputs: analyse(model, federation.problem, norm_inputs) for norm_inputs in wanted}
+    return [
+        Blueprint(
+            plan,
+            federation,
+            secrets or SimulatedSecrets(plan.seed, names),
+            model,
+            graphs[plan.perturbation.norm_inputs],
+        )
+        for plan in plans
+    ]
 
 
 def reference_plan(plan: RunPlan) -> RunPlan:
@@ -183,9 +195,9 @@ def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> n
     ).to(getattr(torch, plan.training.dtype))
 
 
-def analyse(model: nn.Module, problem: Problem) -> ScaleGraph:
+def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:
     """The model's scale graph, checked against the problem."""
-    graph = ScaleGraph.of(model, problem.examples[:2])
+    graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
     if graph.num_outputs != problem.num_outputs:
         raise ModelError(
             f"The model has {graph.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",

@@ -20,6 +20,7 @@ from bilateral.engine.layers import (
     make_perturb_client,
     make_perturb_server,
     mask_settings,
+    recovery_check,
 )
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
@@ -171,6 +172,7 @@ def sound_layer(around: Surroundings) -> Layer:
         covers=frozenset({11, 12}),
         weight=1,
         privacy=sound_report(around, noise),
+        check=None if plain else recovery_check(around),
     )
     if settings.adaptive is not None:
         limits = (settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM)

@@ -30,6 +30,7 @@ from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.settings import Loss
 
 CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
@@ -49,6 +50,7 @@ class Stack:
     weight: int | None = None
     """The clients' weight in the average; None is the number of their samples."""
     privacy: PrivacyReport | None = None
+    check: RecoveryCheck | None = None
 
 
 def combination_of(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Combination:
@@ -159,4 +161,5 @@ def _stack(
         combine(name, layer.guarantees, layer.closed),
         layer.weight,
         layer.privacy,
+        layer.check,
     )

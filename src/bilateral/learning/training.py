@@ -14,10 +14,12 @@ from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Exchange, Packet
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.models.modes import evaluating
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck, RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
 
@@ -34,8 +36,17 @@ class Training:
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
+    check: RecoveryCheck | None = None
+    """Of perturbation, before the first round."""
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum."""
+
+    def check_recovery(self) -> RecoveryReport | None:
+        """Try on the server's own inputs whether rounds would recover the gradient of plain training.
+
+        Raises `RecoveryError` if not. Changes nothing; None without perturbation.
+        """
+        return self.check.run(self.model) if self.check is not None else None
 
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.
@@ -85,13 +96,8 @@ class Training:
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                result: Tensor = self.model(inputs)
-        finally:
-            self.model.train(was_training)
+        with evaluating(self.model), torch.no_grad():
+            result: Tensor = self.model(inputs)
         return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch.fx.node import map_aggregate
 
 from bilateral.errors import UnsupportedLayerError
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
+
+NormInputs = Literal["exact", "scaled"]
+"""Whether what enters a normalisation has factor 1, so that its eps acts as in the plain model, or a secret one."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class GraphBuilder:
     statistics: list[Statistics] = field(default_factory=list)
     normalised_scales: list[Tensor] = field(default_factory=list)
     per_sample_norm_scales: list[Tensor] = field(default_factory=list)
+    norm_inputs: NormInputs = "exact"
     num_tokens: int = 0
 
     def token(self) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ParameterLayout, ScaleGraph
 
 
@@ -87,9 +88,12 @@ def coverage(graph: ScaleGraph) -> Coverage:
     )
 
 
-def inspect(model: nn.Module, example_input: Tensor) -> Coverage:
-    """What a client could and could not read of `model`; `example_input` has a batch dimension."""
-    return coverage(ScaleGraph.of(model, example_input))
+def inspect(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> Coverage:
+    """What a client could and could not read of `model`; `example_input` has a batch dimension.
+
+    `norm_inputs`: as `perturbation.norm_inputs` of the plan; see `ScaleGraph.of`.
+    """
+    return coverage(ScaleGraph.of(model, example_input, norm_inputs=norm_inputs))
 
 
 def _movable_neurons(graph: ScaleGraph) -> Tensor:
@@ -117,7 +121,7 @@ def _row(graph: ScaleGraph, p: ParameterLayout, movable: Tensor) -> ParameterCov
         remark = "plus activation noise"
     elif p.name == f"{graph.head}.bias":
         remark = "clear with activation noise, hidden by offset noise"
-    elif p.kind == "PReLU weight":
+    elif p.kind in ("PReLU weight", "channel factor", "factor"):
         remark = "no scale factor can act on it"
     return ParameterCoverage(p.name, p.kind, tuple(p.shape), p.numel, num_scaled, int(moved.sum()), remark)
 

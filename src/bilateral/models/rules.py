@@ -11,6 +11,8 @@ FunctionRule = Callable[..., Any]
 _Rule = TypeVar("_Rule", bound=FunctionRule)
 
 FUNCTION_RULES: dict[Any, FunctionRule] = {}
+NAMED_FUNCTION_RULES: dict[str, FunctionRule] = {}
+"""For functions of packages that need not be installed, by `module.name`."""
 METHOD_RULES: dict[str, FunctionRule] = {}
 MODULE_RULES: dict[type[nn.Module], FunctionRule] = {}
 

@@ -1,6 +1,6 @@
 """Rules for what acts on single elements, or on elements that meet.
 
-passes factors through    ReLU, LeakyReLU, dropout, abs, multiplication by a number
+passes factors through    ReLU, LeakyReLU, dropout, stochastic depth, abs, multiplication by a number or by a parameter
 needs equal factors       residual sums, means over a dimension
 pins factors to 1         every other nonlinearity, and a sum with a constant
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.models.builder import GraphBuilder, Parameter, Site, Value, refuse_activations
+from bilateral.models.builder import Axis, Binding, GraphBuilder, Parameter, Site, Value, refuse_activations
 from bilateral.models.identities import Identities, mix
-from bilateral.models.rules import module_rule, rule
+from bilateral.models.rules import NAMED_FUNCTION_RULES, module_rule, rule
+
+CHANNEL_FACTOR: Final = "channel factor"
 
 # --- passing a positive factor through ---
 
@@ -57,6 +59,16 @@ def _homogeneous_module(
     return homogeneous(builder, site, x)
 
 
+def _stochastic_depth(
+    builder: GraphBuilder, site: Site, input: Value, p: float, mode: str, training: bool = True
+) -> Identities:
+    """torchvision's: a whole sample (or the batch) is dropped or multiplied by one number, as dropout does."""
+    return homogeneous(builder, site, input, p, mode, training)
+
+
+NAMED_FUNCTION_RULES["torchvision.ops.stochastic_depth.stochastic_depth"] = _stochastic_depth
+
+
 # --- sums, products, reductions ---
 
 _SUMS = (operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub)
@@ -77,6 +89,9 @@ def summed(builder: GraphBuilder, site: Site, left: Any, other: Any, *, alpha: f
 @rule(*_PRODUCTS, methods=("mul", "mul_"))
 def multiplied(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identities:
     """A factor of scale 1, such as a sigmoid gate, leaves the other factor's scale alone."""
+    for value, parameter in ((left, other), (other, left)):
+        if isinstance(value, Value) and isinstance(parameter, Parameter):
+            return _channel_factor(builder, site, value, parameter)
     _refuse_parameters(site, left, other)
     if not (isinstance(left, Value) and isinstance(other, Value)):
         return _with_constant(builder, site, left, other, scale_survives=True)
@@ -91,6 +106,26 @@ def divided(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identit
     if isinstance(other, Value):
         raise site.refuse("it divides by an activation", "Use a normalisation layer (BatchNorm, GroupNorm, LayerNorm).")
     return _with_constant(builder, site, left, other, scale_survives=True)
+
+
+def _channel_factor(builder: GraphBuilder, site: Site, x: Value, parameter: Parameter) -> Identities:
+    """A parameter that multiplies every channel (LayerScale) moves with its channels; scales pass through it."""
+    num_dims = x.meta.dim()
+    sizes = [1] * (num_dims - parameter.meta.dim()) + list(parameter.meta.shape)
+    wide = [dim for dim, size in enumerate(sizes) if size > 1]
+    if site.output.shape != x.meta.shape or len(wide) > 1 or 0 in wide:
+        raise site.refuse(
+            f"its bare parameter `{parameter.name}` of shape {tuple(parameter.meta.shape)} is no factor of channels",
+            "Give it one number a channel, or express it as a layer.",
+        )
+    if not wide:
+        builder.bind(site, parameter, Binding("factor"))
+        return x.ids.changed(builder.token())
+    axis = Axis.of(builder.uniform(site, x, [dim for dim in range(num_dims) if dim != wide[0]]))
+    builder.bind(site, parameter, Binding(CHANNEL_FACTOR, outputs=axis))
+    copies = axis.copies().view([-1 if dim == wide[0] else 1 for dim in range(num_dims)])
+    role = mix(x.ids.role, copies, builder.token()).expand(x.meta.shape)
+    return Identities(x.ids.scale, x.ids.neuron, role)
 
 
 def _met(builder: GraphBuilder, site: Site, scale: Tensor, left: Value, right: Value) -> Identities:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bilateral.models.builder import GraphBuilder, Parameter, Site, Value, refuse_activations
 from bilateral.models.identities import Identities, combine
@@ -74,6 +74,13 @@ for _name in _MOVING_METHODS:
     METHOD_RULES[_name] = _moving_method(_OTHER_VIEWS.get(_name, _name))
 
 
+def only_moves(node: fx.Node) -> bool:
+    """Whether a call only moves elements: then its settings are places and shapes, and identities follow them."""
+    if node.op == "call_method":
+        return str(node.target) in (*_MOVING_METHODS, "view_as", "reshape_as", "expand_as")
+    return node.op == "call_function" and node.target in _MOVING_FUNCTIONS
+
+
 @rule(methods=("view_as", "reshape_as", "expand_as"))
 def _in_the_shape_of_another(builder: GraphBuilder, site: Site, x: Value, other: Value | Parameter) -> Identities:
     shape = tuple(other.meta.shape)
@@ -82,8 +89,10 @@ def _in_the_shape_of_another(builder: GraphBuilder, site: Site, x: Value, other:
 
 @rule(torch.clone, methods=("contiguous", "clone", "float", "double", "to", "type_as"))
 def _copied(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
-    if not site.output.is_floating_point():
-        raise site.refuse(f"it rounds an activation to {site.output.dtype}", "Keep activations in floating point.")
+    if torch.promote_types(x.meta.dtype, site.output.dtype) != site.output.dtype:
+        raise site.refuse(
+            f"it rounds an activation to {site.output.dtype}", "Keep activations in the precision of the model."
+        )
     return x.ids
 
 

@@ -4,7 +4,9 @@ With `s_in`, `s_out` the factors of a layer's input and output channels:
 
     linear, convolution   weight * s_out / s_in,  bias * s_out,  s_out fresh
     batch normalisation   weight * s_out, bias * s_out, s_out fresh; statistics: mean * s_in, variance * s_in^2
+      in evaluation mode  the same with s_in = 1, channels in place: the statistics are constants
     group / layer norm    the same, with s_in tied inside a group
+                          (s_in is 1 before all three unless the graph is made with `norm_inputs = "scaled"`)
     PReLU                 weight unchanged (a positive factor passes through), permuted with its channels
 """
 
@@ -179,6 +181,8 @@ def _normalised(
 ) -> Identities:
     """A normalisation forgets the scale of its input; its own weight and bias give the output a fresh one."""
     builder.axes.append(axis)  # with or without weights, its statistics need the same channels
+    if builder.norm_inputs == "exact":  # with a factor eps would act as eps / s_in^2
+        builder.scales.pin(channels.scale, f"normalised by {site.label}, whose eps must act as in the plain model")
     builder.normalised_scales.append(channels.scale)
     role = mix(channels.role, axis.copies())
     if weight is None:  # the output's scale is 1, and so must be that of a bias
@@ -260,7 +264,20 @@ def _batch_norm_module(
             "Give each place a BatchNorm of its own.",
         )
     channels = builder.channels(site, x)
+    if not module.training and module.running_mean is not None:
+        return _frozen_batch_norm(builder, site, own, channels)
     axis = Axis.of(channels)
     builder.statistics.append(Statistics(site.path, channels.scale, axis, tracked=module.running_mean is not None))
     result = _normalised(builder, site, own.get("weight"), own.get("bias"), channels, axis)
+    return Identities.by_channel(result, site.output.shape, builder.token())
+
+
+def _frozen_batch_norm(
+    builder: GraphBuilder, site: Site, own: dict[str, Parameter], channels: Identities
+) -> Identities:
+    """In evaluation mode it subtracts and divides by constants, channel by channel: what enters it stays as it is."""
+    reason = f"meets the fixed statistics of {site.label}, which is in evaluation mode"
+    builder.scales.pin(channels.scale, reason)
+    builder.neurons.pin(channels.neuron, reason)
+    result = _normalised(builder, site, own.get("weight"), own.get("bias"), channels, Axis.of(channels))
     return Identities.by_channel(result, site.output.shape, builder.token())

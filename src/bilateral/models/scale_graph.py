@@ -10,7 +10,8 @@ product and recovering a gradient is the transpose of that.
 
 Formal guarantee (tests/models/test_scale_graph.py): for every draw of positive scale factors and exchange of
 neurons, the module with perturbed parameters computes the same function as the module with plain ones, up to
-rounding and to the `eps` of normalisation layers, which acts as `eps / scale^2`.
+rounding. With `norm_inputs = "scaled"` it does so up to the `eps` of normalisation layers too, which acts as
+`eps / scale^2` there; by default what enters them has factor 1 (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bilateral.models.builder import Axis, Binding, Grouping
+from bilateral.models.builder import Axis, Binding, Grouping, NormInputs
 from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
 from bilateral.models.permutation import NeuronCells, find_cells
@@ -77,11 +78,20 @@ class ScaleGraph:
     head: str
     num_outputs: int
     head_input_classes: Tensor
+    input_shape: tuple[int, ...]
+    """Of one sample."""
+    kept_in_evaluation: tuple[str, ...]
+    """Modules that stay in evaluation mode in training (docs/decisions/0021)."""
+    norm_inputs: NormInputs = "exact"
 
     @staticmethod
-    def of(model: nn.Module, example_input: Tensor) -> ScaleGraph:
-        """Analyse `model`. `example_input` has a batch dimension; only its shape matters."""
-        found = walk(model, example_input)
+    def of(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> ScaleGraph:
+        """Analyse `model`. `example_input` has a batch dimension; only its shape matters.
+
+        `norm_inputs`: exact gives factor 1 to what enters a normalisation layer; scaled gives it secret ones as well,
+        and the layer's eps acts as eps / scale^2: another network than the plain one, another one every round.
+        """
+        found = walk(model, example_input, norm_inputs)
         return _compress(found, model)
 
     @property
@@ -202,6 +212,9 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         head=found.head,
         num_outputs=found.num_outputs,
         head_input_classes=scale_of[head_input.scale[0]],
+        input_shape=found.input_shape,
+        kept_in_evaluation=found.kept_in_evaluation,
+        norm_inputs=builder.norm_inputs,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,17 +14,18 @@ from bilateral.errors import BilateralError, ModelError
 
 # Importing the rule files registers their rules.
 from bilateral.models import rules_elementwise, rules_moving, rules_parametric, rules_spatial  # noqa: F401
-from bilateral.models.builder import GraphBuilder, Parameter, Site, Value
+from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Value
+from bilateral.models.calls import Calls, check_record, record
 from bilateral.models.identities import Identities
-from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES
+from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
+from bilateral.models.rules import FUNCTION_RULES, METHOD_RULES, MODULE_RULES, NAMED_FUNCTION_RULES
+from bilateral.models.rules_moving import only_moves
 
 SUPPORTED = (
     "Supported: Linear, Conv1d/2d/3d (grouped, transposed), ReLU, LeakyReLU, PReLU, pooling, upsampling, padding, "
     "BatchNorm, GroupNorm, LayerNorm, Dropout, flatten/view/cat/add; sigmoid, tanh, GELU and the like are pinned."
 )
 
-_BATCH: Final = 2
-"""Samples of the walk: BatchNorm in training mode refuses one."""
 _NUMPY_NAMES: Final = {"axis": "dim", "keepdims": "keepdim"}
 
 
@@ -38,81 +38,67 @@ class Walk:
     head_inputs: Value
     num_outputs: int
     parameter_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    kept_in_evaluation: tuple[str, ...]
 
 
-def walk(model: nn.Module, example_input: Tensor) -> Walk:
+def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exact") -> Walk:
     """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:  # user modules may do anything in __deepcopy__
-        raise ModelError(
-            f"{type(model).__name__} cannot be copied: {error}.", remedy="Make the module copyable."
-        ) from error
-    graph, evaluated = _trace(copied.train()), _trace(copied.eval())
-    if [_spelled(n) for n in graph.nodes] != [_spelled(n) for n in evaluated.nodes]:
-        raise ModelError(
-            f"{type(model).__name__} computes something else in training than in evaluation.",
-            remedy="Remove `if self.training` from `forward`; leave such switches to Dropout and BatchNorm.",
-        )
-    return _Walker(model, copied.train(), graph).run(example_input)
-
-
-def _spelled(node: fx.Node) -> tuple[object, ...]:
-    """A call with its arguments, to compare two traces; dropout is the one function that is told the mode."""
-    settings = "" if "dropout" in str(node.target) else f"{node.args} {node.kwargs}"
-    return (node.op, node.target, settings)
-
-
-def _trace(model: nn.Module) -> fx.Graph:
-    try:
-        return fx.Tracer().trace(model)
-    except Exception as error:  # fx raises whatever the model's own code raises
-        raise ModelError(
-            f"{type(model).__name__} cannot be traced by torch.fx: {error}.",
-            remedy="Remove control flow that depends on tensor values from `forward`.",
-        ) from error
+    calls = record(model)
+    input_shape = tuple(example_input.shape[1:])
+    found = _Walker(model, calls, norm_inputs).run(input_shape)
+    check_record(model, calls, input_shape)
+    return found
 
 
 class _Walker:
-    def __init__(self, model: nn.Module, copied: nn.Module, graph: fx.Graph) -> None:
-        self._graph = graph
-        self._builder = GraphBuilder()
+    def __init__(self, model: nn.Module, calls: Calls, norm_inputs: NormInputs) -> None:
+        self._calls = calls
+        self._builder = GraphBuilder(norm_inputs=norm_inputs)
         self._canonical = _canonical_names(model)
         self._model = model
-        self._meta = copied.to(device="meta", dtype=torch.float32)
+        self._dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        self._meta = calls.module.to(device="meta")
         self._values: dict[fx.Node, Any] = {}
+        self._other = OtherBatch()
         self._linear_calls: dict[fx.Node, tuple[Value, Parameter]] = {}
 
-    def run(self, example_input: Tensor) -> Walk:
-        inputs = [n for n in self._graph.nodes if n.op == "placeholder" and not n.args]
+    def run(self, input_shape: tuple[int, ...]) -> Walk:
+        nodes = self._calls.graph.nodes
+        inputs = [n for n in nodes if n.op == "placeholder" and not n.args]
         if len(inputs) != 1:
             raise ModelError(
                 f"The model takes {len(inputs)} inputs.",
                 remedy="Give it exactly one input tensor (use cat to join).",
             )
         output: fx.Node | None = None
-        for node in self._graph.nodes:
+        for node in nodes:
             if node is inputs[0]:
-                shape = (_BATCH, *example_input.shape[1:])
-                meta = torch.empty(shape, device="meta", dtype=torch.float32)
-                self._values[node] = Value.of(meta, Identities.pinned(shape))
-            elif node.op == "placeholder":
-                self._values[node] = node.args[0]
-            elif node.op == "get_attr":
-                self._values[node] = self._attribute(str(node.target))
+                shape = (BATCH, *input_shape)
+                self._values[node] = Value.of(self._empty(shape), Identities.pinned(shape))
+                self._other.hold(node, self._empty((OTHER_BATCH, *input_shape)))
+            elif node.op in ("placeholder", "get_attr"):
+                held = node.args[0] if node.op == "placeholder" else self._attribute(str(node.target))
+                self._values[node] = held
+                self._other.hold(node, _to_meta(held))
             elif node.op == "output":
                 output = node
             else:
                 self._values[node] = self._call(node)
         assert output is not None
-        return self._finish(output)
+        return self._finish(output, input_shape)
+
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, device="meta", dtype=self._dtype)
 
     def _attribute(self, path: str) -> Any:
+        if path in self._calls.constants:
+            return self._calls.constants[path].detach().cpu()
         found: Any = self._model
         for part in path.split("."):
             found = getattr(found, part)
         if isinstance(found, nn.Parameter):
-            return Parameter(self._canonical[path], found.detach().to(device="meta", dtype=torch.float32))
+            return Parameter(self._canonical[path], found.detach().to(device="meta"))
         return found.detach().cpu() if isinstance(found, Tensor) else found
 
     def _call(self, node: fx.Node) -> Any:
@@ -123,8 +109,8 @@ class _Walker:
         args, kwargs = _by_position(args, dict(kwargs))
         module = self._meta.get_submodule(str(node.target)) if node.op == "call_module" else None
         label = _label(node, module)
-        if module is not None:
-            self._check_module(module, label)
+        if module is not None and type(module) not in MODULE_RULES:
+            raise Site(label, torch.empty(0)).refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
         held = _held((args, kwargs))
         self._check_overwritten(held, label)
         output = self._meta_result(node, module, args, kwargs, label)
@@ -138,19 +124,14 @@ class _Walker:
                     "Use parameters through layers (Linear, convolution, normalisation, PReLU) only.",
                 )
             return output  # a constant
-        ids = self._apply(node, module, site, args, kwargs)
+        applied = self._apply(node, module, site, args, kwargs)
+        if not only_moves(node):
+            _keep_in_place(self._builder, site, held, _constants((args, kwargs)))
         if type(module) is nn.Linear:
             weight = Parameter(self._canonical[f"{node.target}.weight"], module.weight)
             assert isinstance(args[0], Value)
             self._linear_calls[node] = (args[0], weight)
-        return _wrap(output, ids)
-
-    def _check_module(self, module: nn.Module, label: str) -> None:
-        site = Site(label, torch.empty(0))
-        if type(module) not in MODULE_RULES:
-            raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise site.refuse("it has forward hooks, which may change what it computes", "Remove the hooks.")
+        return applied
 
     def _check_overwritten(self, held: list[Any], label: str) -> None:
         for argument in held:
@@ -165,7 +146,8 @@ class _Walker:
     ) -> Any:
         applied = self._rule(node, module, site)
         try:
-            return applied(self._builder, site, *self._module_arguments(node, module), *args, **kwargs)
+            ids = applied(self._builder, site, *self._module_arguments(node, module), *args, **kwargs)
+            return _wrap(site, site.output, ids)
         except BilateralError:
             raise
         except Exception as error:  # a form of the call that torch accepts and the rule does not
@@ -180,7 +162,8 @@ class _Walker:
         elif node.op == "call_method":
             found = METHOD_RULES.get(str(node.target))
         else:
-            found = FUNCTION_RULES.get(node.target)
+            name = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', '')}"
+            found = FUNCTION_RULES.get(node.target) or NAMED_FUNCTION_RULES.get(name)
         if found is None:
             raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
         return found
@@ -203,26 +186,22 @@ class _Walker:
         kwargs: dict[str, Any],
         label: str,
     ) -> Any:
-        plain_args = map_aggregate(args, _to_meta)
-        plain_kwargs = map_aggregate(kwargs, _to_meta)
-        assert isinstance(plain_args, tuple)
-        assert isinstance(plain_kwargs, dict)
+        plain_args, plain_kwargs = map_aggregate(args, _to_meta), map_aggregate(kwargs, _to_meta)
         try:
-            with torch.no_grad():
-                if module is not None:
-                    return module(*plain_args, **plain_kwargs)
-                if node.op == "call_method":
-                    return getattr(plain_args[0], str(node.target))(*plain_args[1:], **plain_kwargs)
-                assert callable(node.target)
-                return node.target(*plain_args, **plain_kwargs)
+            result = run_call(node, module, plain_args, plain_kwargs)
         except Exception as error:  # torch raises many types for a shape that does not fit
             shapes = [tuple(a.meta.shape) for a in args if isinstance(a, Value)]
             raise ModelError(
                 f"{label} does not accept an input of shape {shapes}: {error}.",
                 remedy="Check the model against the shape of the data.",
             ) from error
+        if any(isinstance(a, Value) for a in _held((args, kwargs))):
+            self._other.call(node, module, label, (plain_args, plain_kwargs), result, moves=only_moves(node))
+        else:
+            self._other.repeat(node, module)
+        return result
 
-    def _finish(self, output: fx.Node) -> Walk:
+    def _finish(self, output: fx.Node, input_shape: tuple[int, ...]) -> Walk:
         result = output.args[0]
         if not isinstance(result, fx.Node) or result not in self._linear_calls:
             last = result.format_node() if isinstance(result, fx.Node) else repr(result)
@@ -236,9 +215,9 @@ class _Walker:
             raise site.refuse("it is called by keyword", "Call it as `self.head(x)`.")
         if head_input.meta.dim() != 2:
             raise site.refuse(f"its input has shape {tuple(head_input.meta.shape)}", "Flatten it to (batch, features).")
-        if len(head_input.meta) != _BATCH:
+        if len(head_input.meta) != BATCH:
             raise site.refuse(
-                f"it gets {len(head_input.meta)} rows for a batch of {_BATCH} samples",
+                f"it gets {len(head_input.meta)} rows for a batch of {BATCH} samples",
                 "Keep the batch dimension (x.flatten(1), or x.view(x.size(0), -1)).",
             )
         if head_input.was_overwritten:
@@ -259,6 +238,8 @@ class _Walker:
             head_inputs=head_input,
             num_outputs=int(self._values[result].meta.shape[1]),
             parameter_names=tuple(dict.fromkeys(self._canonical.values())),
+            input_shape=input_shape,
+            kept_in_evaluation=self._calls.kept_in_evaluation,
         )
 
 
@@ -266,8 +247,6 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
     """Every name of a parameter -> the first name of the same tensor (shared weights have several)."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ModelError(f"`{name}` has no shape yet.", remedy="Run the lazy module once on an example input.")
         first.setdefault(id(parameter), name)
     return {n: first[id(p)] for n, p in model.named_parameters(remove_duplicate=False)}
 
@@ -312,12 +291,35 @@ def _holds_tensor(output: Any) -> bool:
     )
 
 
-def _wrap(output: Any, ids: Any) -> Any:
+def _constants(arguments: Any) -> list[Tensor]:
+    """All tensors inside nested arguments that tell elements apart."""
+    found: list[Tensor] = []
+
+    def look(argument: Any) -> Any:
+        if isinstance(argument, Tensor) and argument.numel() > 1:
+            found.append(argument)
+        return argument
+
+    map_aggregate(arguments, look)
+    return found
+
+
+def _keep_in_place(builder: GraphBuilder, site: Site, held: list[Any], constants: list[Tensor]) -> None:
+    """What meets a constant of several elements, whatever the call, must not change places with a neighbour."""
+    for value in held:
+        if constants and isinstance(value, Value):
+            builder.neurons.pin(value.ids.neuron, f"combined with a constant tensor by {site.label}")
+
+
+def _wrap(site: Site, output: Any, ids: Any) -> Any:
     if isinstance(ids, Identities):
         assert isinstance(output, Tensor)
         if ids.scale.shape != output.shape:
-            raise AssertionError(f"a rule gave identities of shape {ids.scale.shape} for a value of {output.shape}")
+            raise site.refuse(
+                f"its output of shape {tuple(output.shape)} has another shape than the activation that it changes",
+                "Give the constant the activation's shape.",
+            )
         return Value.of(output, ids)
     if isinstance(ids, Value):
         return ids
-    return tuple(_wrap(part, i) for part, i in zip(output, ids, strict=True))
+    return tuple(_wrap(site, part, i) for part, i in zip(output, ids, strict=True))

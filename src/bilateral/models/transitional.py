@@ -27,6 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from bilateral.errors import ModelError
+from bilateral.models.calls import trace
+from bilateral.models.modes import kept_in_evaluation, note_kept_in_evaluation, set_training
 from bilateral.models.rules_transitional import TRANSITIONAL, Transitional
 from bilateral.models.scale_graph import ScaleGraph
 
@@ -76,8 +78,10 @@ class _Expander:
     def __init__(self, model: nn.Module, example_input: Tensor) -> None:
         self._model = model
         # The mode is part of a trace (F.dropout is told it), and an expanded network is there to be trained.
-        calls = fx.Tracer().trace(copy.deepcopy(model).train())
-        self._module = fx.GraphModule(model, calls, f"Expanded{type(model).__name__}")
+        kept = kept_in_evaluation(model)
+        calls, constants = trace(set_training(copy.deepcopy(model), kept))
+        self._module = _graph_module(model, calls, constants)
+        note_kept_in_evaluation(self._module, kept)
         self._shapes = _Shapes(self._module).of(example_input)
         self._folder = "transitional"
         while hasattr(self._module, self._folder):
@@ -144,6 +148,17 @@ def _module_channel_dim(module: nn.Module) -> int | None:
 
 def _argument(node: fx.Node, place: int, name: str) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+
+
+def _graph_module(model: nn.Module, calls: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
+    """The recorded calls as a module that shares `model`'s parts; constants made in `forward` become attributes."""
+    for name, value in constants.items():
+        setattr(model, name, value)  # where torch.fx looks for them, for as long as it looks
+    try:
+        return fx.GraphModule(model, calls, f"Expanded{type(model).__name__}")
+    finally:
+        for name in constants:
+            delattr(model, name)
 
 
 class _Shapes(fx.Interpreter):

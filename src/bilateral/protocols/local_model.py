@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError, PlanError
+from bilateral.errors import ModelError, NumericalRangeError, PlanError
+from bilateral.models.calls import trace
+from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.workspace import Workspace
+
+_GROUP_NORM: Final = "torch may crash in the backward pass of GroupNorm"
+_IN_ORDER: Final = "`view` needs values that lie in order (use `reshape` or `flatten` instead)"
+_HAZARDOUS_CALLS: Final = {"group_norm": _GROUP_NORM, "view": _IN_ORDER, "view_as": _IN_ORDER}
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
@@ -24,13 +31,30 @@ def prefers_channels_last(model: nn.Module) -> bool:
 
 
 def channels_last_is_safe(model: nn.Module) -> bool:
-    """Whether every weight with four dimensions belongs to a plain Conv2d.
+    """Whether channels-last format can neither corrupt memory nor fail (docs/decisions/0007)."""
+    return not channels_last_hazard(model)
+
+
+def channels_last_hazard(model: nn.Module) -> str:
+    """What in `model` does not bear channels-last format, or an empty text.
 
     torch's CPU library writes past a buffer in the channels-last backward pass of strided 1x1 convolutions with few
-    channels (oneDNN issue 6035); grouped ones have had faults of their own, and gain nothing.
+    channels (oneDNN issue 6035); grouped ones have had faults of their own, and gain nothing. GroupNorm's backward pass
+    ends the process where its input's gradient is not asked for. `view` fails on what does not lie in order.
     """
     plain = {m.weight for m in model.modules() if isinstance(m, nn.Conv2d) and _is_plain(m)}
-    return all(p in plain for p in model.parameters() if p.dim() == 4)
+    if any(p not in plain for p in model.parameters() if p.dim() == 4):
+        return "torch may corrupt memory in strided 1x1, grouped or transposed convolutions"
+    if any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())):
+        return "torch has no such format for three-dimensional convolutions"
+    if any(isinstance(m, nn.GroupNorm) for m in model.modules()):
+        return _GROUP_NORM
+    try:
+        graph, _ = trace(copy.deepcopy(model))
+    except ModelError:
+        return "its calls cannot be traced"
+    called = {str(getattr(node.target, "__name__", node.target)) for node in graph.nodes}
+    return next((reason for name, reason in _HAZARDOUS_CALLS.items() if name in called), "")
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -49,15 +73,15 @@ class LocalModel:
         channels_last: bool | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        self.module = copy.deepcopy(model).train()
+        self.module = set_training(copy.deepcopy(model), graph.kept_in_evaluation)
         collect_batch_statistics(self.module)
         if channels_last is None:
             channels_last = prefers_channels_last(self.module)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
-        if channels_last and not channels_last_is_safe(self.module):
+        hazard = channels_last_hazard(self.module) if channels_last else ""
+        if hazard:
             raise PlanError(
-                "memory_format = 'channels_last' is not safe for this model: torch may corrupt memory in its strided "
-                "1x1 or grouped convolutions.",
+                f"memory_format = 'channels_last' is not safe for this model: {hazard}.",
                 remedy="Use memory_format = 'auto'.",
             )
         if channels_last:
@@ -83,7 +107,11 @@ class LocalModel:
                 parameter.copy_(values[layout.name])
 
     def run(self, client: str, round_index: int, inputs: Tensor) -> Tensor:
-        """Outputs with their graph; NaN and infinities are refused by the client's name."""
+        """Outputs with their graph; NaN and infinities are refused by the client's name.
+
+        Inputs of another precision are taken in the model's own.
+        """
+        inputs = inputs.to(self.head.weight.dtype)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._format)
         outputs: Tensor = self.module(inputs)

@@ -174,7 +174,7 @@ def test_processes_of_a_killed_party_are_all_gone_and_the_party_can_come_back(pr
     job_id = admin.submit(write_job(tmp_path / "job"))
     wait_until(lambda: len(processes.pids(GOOD)) == 2 and len(processes.pids("server")) == 2)
     wait_until(lambda: admin.status(job_id).state is JobState.RUNNING)
-    assert admin.sites_running(job_id) == (GOOD,)
+    assert admin.sites_running(job_id) == {GOOD: True}
     assert admin.connected_sites() == (GOOD,)
 
     processes.kill("server")

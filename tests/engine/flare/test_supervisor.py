@@ -43,6 +43,7 @@ class Flare:
         self.done = 0
         self.connected = set(connected)
         self.never_in_a_job = set()
+        self.silent = set()
         self.up = True
         self.jobs = []
         self.plan = []
@@ -144,7 +145,8 @@ class Flare:
 
     def sites_running(self, job_id):
         self._answer()
-        return tuple(sorted(self._job(job_id).members))
+        members = self._job(job_id).members
+        return {site: site in members for site in self.connected - self.silent}
 
     def command(self, job_id, topic, data):
         self._answer()
@@ -252,6 +254,14 @@ def test_a_site_that_shows_up_only_briefly_costs_no_term(supervise, when):
     flare.at(20, lambda: flare.kill("b"))
     flare.at(when, lambda: flare.start("b"))
     flare.at(when + 5.5, lambda: flare.kill("b"))  # seen at one look at the most
+    assert supervise(flare).finished
+    assert len(flare.jobs) == 1
+
+
+def test_a_site_that_is_cut_off_for_a_while_and_keeps_its_process_costs_no_term(supervise):
+    flare = Flare(rounds=60)
+    flare.at(20, lambda: flare.silent.add("b"))  # the server takes it for connected, until its time is up
+    flare.at(50, flare.silent.clear)
     assert supervise(flare).finished
     assert len(flare.jobs) == 1
 

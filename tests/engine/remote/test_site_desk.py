@@ -23,6 +23,8 @@ from bilateral.protocols.wire import decode, encode
 
 CHOSEN = plan(federation__clients=3)
 SECRET = "patient 4711"
+HANG = 120.0
+"""Seconds after which a test that waits has stopped for good."""
 
 
 def desk(name="client-1", chosen=CHOSEN, **settings):
@@ -181,7 +183,7 @@ def test_of_packets_that_wait_only_the_newest_is_worked_on():
 
     def slowly(packet):
         started.set()
-        go_on.wait(10)
+        assert go_on.wait(HANG)
         return work(packet)
 
     one._clients[0].handle = slowly
@@ -193,7 +195,7 @@ def test_of_packets_that_wait_only_the_newest_is_worked_on():
 
     threads = [threading.Thread(target=deliver, args=(1,))]
     threads[0].start()
-    started.wait(10)
+    assert started.wait(HANG)
     assert not one.is_idle()
     threads += [threading.Thread(target=deliver, args=(ticket,)) for ticket in (2, 3)]
     for thread in threads[1:]:

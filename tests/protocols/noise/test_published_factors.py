@@ -32,10 +32,10 @@ ZOO = [
 ]
 
 
-def published(name, options, shape):
+def published(name, options, shape, norm_inputs="exact"):
     model = build_model(name, input_shape=shape, num_outputs=4, **options)
     example = torch.zeros(1, *shape)
-    return PublishedModel.of(model, ScaleGraph.of(model, example), example)
+    return PublishedModel.of(model, ScaleGraph.of(model, example, norm_inputs=norm_inputs), example)
 
 
 def sides(graph):
@@ -128,8 +128,13 @@ def test_weights_of_the_paper_have_the_papers_distributions():
     assert not model.missing_halves.any()
 
 
-def test_factors_before_a_normalisation_alone_are_at_least_1():
+def test_factors_before_a_normalisation_are_1():
     model = published("resnet-8", {"width": 4}, (3, 8, 8))
+    assert model.graph.normalised_classes.tolist() == [0]
+
+
+def test_factors_before_a_normalisation_alone_are_at_least_1_where_they_are_scaled():
+    model = published("resnet-8", {"width": 4}, (3, 8, 8), "scaled")
     free = model.graph.normalised_classes[model.factors.halves[model.graph.normalised_classes] == 0]
     assert len(free)
     factors = model.factors.draw(model.graph, RANGE, SeededRandomness(1))

@@ -181,7 +181,7 @@ def public_facts(game: Game) -> Facts:
         problem.input_shape,
         problem.num_outputs,
         game.names,
-        analyse(model, problem),
+        analyse(model, problem, game.plan.perturbation.norm_inputs),
         model,
     )
 

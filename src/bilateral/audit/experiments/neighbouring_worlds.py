@@ -53,7 +53,7 @@ def surroundings_of(context: Context) -> Surroundings:
     plan, federation = context.plan, context.federation()
     model = initial_model(plan, federation.problem)
     secrets = SimulatedSecrets(plan.seed, federation.names)
-    graph = analyse(model, federation.problem)
+    graph = analyse(model, federation.problem, plan.perturbation.norm_inputs)
     return Surroundings(plan, federation.problem, federation.members, model, graph, secrets)
 
 

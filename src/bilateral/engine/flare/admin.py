@@ -27,6 +27,7 @@ from nvflare.fuel.flare_api.api_spec import (
     TargetType,
 )
 from nvflare.fuel.flare_api.flare_api import Session
+from nvflare.fuel.hci.proto import MetaStatusValue
 
 from bilateral.engine.flare.coordinator import OUTCOME_FILE
 from bilateral.errors import DeploymentError
@@ -125,10 +126,16 @@ class Admin:
         clients = self._ask("name the connected sites", lambda session: session.get_connected_client_list())
         return tuple(sorted(str(client.name) for client in clients))
 
-    def sites_running(self, job_id: str) -> tuple[str, ...]:
-        """Connected sites that have a process for this job, by their own word. Waits for dead ones a while."""
+    def sites_running(self, job_id: str) -> dict[str, bool]:
+        """Whether a connected site has a process for this job, by its own word. Waits for dead ones a while: they are
+        not among the answers, nor is one that is cut off."""
         jobs = self._ask("ask the sites for their jobs", lambda session: session.get_client_job_status())
-        return tuple(sorted(str(job["client_name"]) for job in jobs or () if job.get("job_id") == job_id))
+        found: dict[str, bool] = {}
+        for job in jobs or ():
+            site = str(job["client_name"])
+            if job.get("status") not in (MetaStatusValue.NO_REPLY, MetaStatusValue.ERROR):
+                found[site] = found.get(site, False) or job.get("job_id") == job_id
+        return found
 
     def jobs(self, name: str) -> dict[str, JobStatus]:
         """The jobs of this name, newest first, with FLARE's word about each (see `status`, which knows better)."""

@@ -7,7 +7,8 @@ terms: the server's run directory has every round.
 
 Formal guarantees (tests/engine/flare/test_supervisor.py):
 - at most one job of the run is under way at any time, also if the server dies while it takes a job;
-- a site that connects but never comes into a job costs one term, not one after the other;
+- a site that connects but never comes into a job costs one term, not one after the other; one that is cut off and
+  keeps its process costs none;
 - a run in which nothing moves ends: terms without a round are counted, and waiting is bounded by `patience`.
 """
 
@@ -51,7 +52,7 @@ class Administrator(Protocol):
 
     def connected_sites(self) -> tuple[str, ...]: ...
 
-    def sites_running(self, job_id: str) -> tuple[str, ...]: ...
+    def sites_running(self, job_id: str) -> dict[str, bool]: ...
 
     def command(self, job_id: str, topic: str, data: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -269,11 +270,14 @@ class _Watch:
             self._look_for_newcomers(now)
 
     def _look_for_newcomers(self, now: float) -> None:
-        """Connected sites that do not run this job: if they stay, the next term is for them."""
+        """Connected sites that say that they do not run this job: if they stay, the next term is for them.
+
+        One that says nothing is dead or cut off: it may still run the job, and be back in it.
+        """
         run = self.run
         running, connected = run.admin.sites_running(self.job_id), run.connected()
-        run._waited_for = {site for site in run._waited_for if site in connected and site not in running}
-        newcomers = [site for site in connected if site not in running and site not in run._waited_for]
+        run._waited_for = {site for site in run._waited_for if site in connected and not running.get(site)}
+        newcomers = [site for site in connected if running.get(site) is False and site not in run._waited_for]
         if not newcomers:
             self._newcomers_since = None
         elif self._newcomers_since is None:

@@ -27,6 +27,7 @@ from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, RowsOutOfRange, encode_upload
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.last_bits import KEY_BYTES, LastBits
 from bilateral.protocols.mask.messages import (
     MaskedUpload,
     MaskOpening,
@@ -98,6 +99,7 @@ class MaskClient:
         self._openings = OpeningHistory(self.name, settings, fixed_bounds)
         self._attempt: _Attempt | None = None
         self._upload: tuple[Upload, bytes] | None = None
+        self._drawn: tuple[int, LastBits] | None = None
 
     def open(self, message: MaskOpening) -> SealedShares:
         """Step 1. A neighbourhood is never smaller than the client's own settings say: it computes the graph itself."""
@@ -164,7 +166,7 @@ class MaskClient:
                 f"{self.name}: the upload is of round {upload.round_index}, the current round is "
                 f"{occasion.round_index}."
             )
-        encoded = encode_upload(upload, attempt.form, self.name)
+        encoded = encode_upload(upload, attempt.form, self.name, self._last_bits(occasion.round_index))
         if isinstance(encoded, RowsOutOfRange) and self._openings.has_fixed_bounds:
             raise NumericalRangeError(
                 f"Upload from {self.name}: a value is beyond the fixed bounds of this run.",
@@ -217,6 +219,18 @@ class MaskClient:
         )
         self._attempt = self._upload = None
         return RevealedShares(message.round_index, message.attempt, owners, shares)
+
+    def _last_bits(self, round_index: int) -> LastBits | None:
+        """What keeps the weight out of the sums. Where bounds are fixed, every value carries noise and weights are 1.
+
+        Drawn once a round: a second attempt sends the same numbers, since two draws would say more than one.
+        """
+        if self._openings.has_fixed_bounds:
+            return None
+        if self._drawn is None or self._drawn[0] != round_index:
+            key = self._randomness.child("last bits", round_index).random_bytes(KEY_BYTES)
+            self._drawn = (round_index, LastBits(key))
+        return self._drawn[1]
 
     def _sealed(self, attempt: _Attempt, held: dict[str, SharePair], escrow_key: bytes) -> SealedShares:
         occasion, neighbours = attempt.occasion, attempt.graph.neighbours(self.name)

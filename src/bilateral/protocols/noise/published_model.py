@@ -7,18 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.transitional import expand, original_names
 from bilateral.protocols.noise.published_factors import FactorPlan
 from bilateral.protocols.perturb.settings import PerturbationSettings
 
 
-def published_settings(num_partitions: int = 1) -> PerturbationSettings:
+def published_settings(num_partitions: int = 1, norm_inputs: NormInputs = "exact") -> PerturbationSettings:
     """P2's perturbation: squared error, noise in the head's weights, and no exchange of neurons.
 
     P2 gives every output a secret of its own (`num_partitions` = number of outputs); P1's basic form is 1.
     """
-    return PerturbationSettings(loss="mse", noise="activation", num_partitions=num_partitions, permute=False)
+    return PerturbationSettings(
+        loss="mse", noise="activation", num_partitions=num_partitions, permute=False, norm_inputs=norm_inputs
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +44,7 @@ class PublishedModel:
     def of(model: nn.Module, graph: ScaleGraph, example_input: Tensor) -> PublishedModel:
         """`graph` is the scale graph of `model`; `example_input` has a batch dimension."""
         expanded = expand(model, example_input)
-        wide = ScaleGraph.of(expanded, example_input)
+        wide = ScaleGraph.of(expanded, example_input, norm_inputs=graph.norm_inputs)
         factors = FactorPlan.of(wide)
         names = original_names(model, expanded)
         own = dict(expanded.named_parameters())

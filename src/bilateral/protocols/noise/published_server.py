@@ -41,7 +41,7 @@ class PublishedServer:
         self._inner = PerturbServer(
             model.model,
             model.graph,
-            published_settings(num_partitions),
+            published_settings(num_partitions, model.graph.norm_inputs),
             input_shape,
             randomness,
             calibration_inputs,

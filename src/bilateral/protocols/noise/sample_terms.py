@@ -1,32 +1,38 @@
 """Every sample's own terms: what per-sample clipping acts on.
 
-A batch is a mean over samples, and a sample's terms are what a batch of that sample alone would upload. They are
-found by `torch.func`: one forward pass a sample, then one vector-Jacobian product a term, vectorised over both by
-`vmap`. At the head the terms have a closed form, as in `perturb/terms.py`.
+A batch is a mean over samples, and a sample's terms are what a batch of that sample alone would upload. At the head the
+terms have a closed form, as in `perturb/terms.py`; below it they are vector-Jacobian products.
 
-Formal guarantee (tests/protocols/noise/test_clipping_sample_terms.py): `SampleTerms` gives what a loop over batches of
-one sample gives, and the mean over samples is the ordinary upload's terms.
+Formal guarantee (tests/protocols/noise/test_sample_independence.py, test_clipping_sample_terms.py): `SampleTerms` gives
+what a loop over batches of one sample gives, and the mean over samples is the ordinary upload's terms. **A sample's
+terms are a function of that sample, the model and the round's key alone, to the last bit**: the sensitivity of the
+clipped sum is false without it. Kernels choose the order of their additions by the shape of a batch, and where an
+activation is at its kink the last bit decides about a whole gradient. So there is no batch (docs/decisions/0020):
 
-Samples are taken in chunks: at most `CHUNK_BYTES` of terms exist at a time (or one sample's, if those are more; three
-times that while they are added up in float64), beside the activations of as many samples.
+- samples are computed one after the other, each in memory of its own (equally aligned) and on one thread;
+- random layers draw from a stream that belongs to the sample: the round's key, the sample's bytes, and how often the
+  same bytes came before (equal samples are exchangeable);
+- buffers that a layer writes are put back before the next sample;
+- which way the terms are computed (`_batches_terms`) is decided by an input of zeros, not by a sample.
+
+Assumed: a kernel that is called twice with the same bytes, shapes and alignment, on one thread of one machine, gives
+the same bytes; layers keep no state but in buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.errors import UnsoundPlanError
 from bilateral.protocols.local_model import LocalModel
+from bilateral.protocols.noise.one_thread import one_thread
 from bilateral.protocols.perturb.scheme import Cotangents
-
-CHUNK_BYTES: Final = 1 << 24
-"""Of 1 to 64 MiB the quickest: less starts too many passes, more leaves the processor's cache."""
 
 CotangentsOf = Callable[[Tensor, Tensor, Tensor], Cotangents]
 """(head inputs, outputs, targets) of a batch of one sample -> cotangents of its terms."""
@@ -44,134 +50,135 @@ def refuse_batch_norm(model: nn.Module) -> None:
 
 
 class SampleTerms:
-    """Per-sample terms of a client's model, chunk by chunk."""
+    """Per-sample terms of a client's model, one sample after the other."""
 
     def __init__(self, model: LocalModel, num_terms: int) -> None:
         refuse_batch_norm(model.module)
         self._model = model
         self.shape = (num_terms, sum(p.numel() for p in model.parameters))
-        names: dict[Tensor, str] = {p: name for name, p in model.module.named_parameters()}
-        self._order = [names[p] for p in model.parameters]
-        self._head_weight = names[model.head.weight]
-        self._head_bias = names[model.head.bias] if model.head.bias is not None else None
-        head = (self._head_weight, self._head_bias)
-        self._body = [name for name in self._order if name not in head and self._parameters()[name].requires_grad]
-        self._vectorises: bool | None = None
-
-    @property
-    def chunk_size(self) -> int:
-        """Samples whose terms fit the bound, at least one."""
-        of_one = self.shape[0] * self.shape[1] * self._model.head.weight.element_size()
-        return max(1, CHUNK_BYTES // of_one)
+        head = (model.head.weight, model.head.bias)
+        self._body = [p for p in model.parameters if p.requires_grad and all(p is not own for own in head)]
+        self._batches_terms: bool | None = None if num_terms > 1 else False
 
     def chunks(self, inputs: Tensor, targets: Tensor, cotangents_of: CotangentsOf) -> Iterator[Tensor]:
-        """Samples x terms x parameters, in the batch's order; nothing for an empty batch."""
-        if len(inputs) == 0:
-            return
-        if self._vectorises is None:
-            self._vectorises = self._can_vectorise(inputs[:1], targets[:1], cotangents_of)
-        compute = self._vectorised if self._vectorises else self._looped
-        size = self.chunk_size
-        for part, goals in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            yield compute(part, goals, cotangents_of)
+        """1 x terms x parameters for each sample, in the batch's order; nothing for an empty batch."""
+        streams = _Streams(_draw_key())
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.module.buffers()]
+        for x, target in zip(inputs, targets, strict=True):
+            # Memory of its own: a view would begin wherever the sample's place in the batch says.
+            own = _aligned(x), _aligned(target)
+            if self._batches_terms is None:
+                self._batches_terms = self._can_batch_terms(*own, cotangents_of)
+                _put_back(buffers)
+            yield self._of_one(own[0], own[1], cotangents_of, streams.seed(*own), batched=self._batches_terms)[None]
+            _put_back(buffers)
 
-    def _can_vectorise(self, inputs: Tensor, targets: Tensor, cotangents_of: CotangentsOf) -> bool:
-        """Whether `vmap` has a rule for every operation of the model, found by running it on one sample.
+    def _of_one(self, x: Tensor, target: Tensor, cotangents_of: CotangentsOf, seed: int, *, batched: bool) -> Tensor:
+        """Terms x parameters of a batch of this sample alone."""
+        with one_thread(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            h, outputs = self._run(x)
+            cotangents = cotangents_of(h.detach(), outputs.detach(), target)
+            found = self._head_terms(cotangents, h.detach())
+            if self._body and h.requires_grad:
+                rows = self._below_head(cotangents, h.detach())
+                gradients = _batched_terms(h, self._body, rows) if batched else _looped_terms(h, self._body, rows)
+                found |= {p: g for p, g in zip(self._body, gradients, strict=True) if g is not None}
+            return self._in_order(found, h.detach())
+
+    def _can_batch_terms(self, x: Tensor, target: Tensor, cotangents_of: CotangentsOf) -> bool:
+        """Whether `vmap` has a rule for the backward pass of every operation, so that all terms take one pass.
 
         All layers that the scale graph knows have one; a user's own `autograd.Function` without `generate_vmap_rule`
-        has none, and such a model takes the loop. What is wrong in itself (a shape, say) is raised there.
+        has none, and takes one pass a term. What is wrong in itself (a shape, say) is raised there. The question is
+        asked with zeros of the sample's shape: the answer must not depend on data.
         """
-        with torch.random.fork_rng(devices=[]):  # the probe must not use up the round's dropout
-            try:
-                self._vectorised(inputs, targets, cotangents_of)
-            except (RuntimeError, NotImplementedError):
-                return False
+        try:
+            self._of_one(torch.zeros_like(x), torch.zeros_like(target), cotangents_of, 0, batched=True)
+        except (RuntimeError, NotImplementedError):
+            return False
         return True
 
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._model.module.named_parameters())
-
-    @torch.no_grad()
-    def _vectorised(self, inputs: Tensor, targets: Tensor, cotangents_of: CotangentsOf) -> Tensor:
-        values = {name: p.detach() for name, p in self._parameters().items()}
-
-        def of_one(x: Tensor, target: Tensor) -> Tensor:
-            return self._by_torch_func(values, x, target, cotangents_of)
-
-        result: Tensor = vmap(of_one, randomness="different")(inputs, targets)
-        return result
-
-    def _looped(self, inputs: Tensor, targets: Tensor, cotangents_of: CotangentsOf) -> Tensor:
-        """One sample and one term after the other, by plain autograd."""
-        own = self._parameters()
-        rows = [self._by_autograd(own, x, t, cotangents_of) for x, t in zip(inputs, targets, strict=True)]
-        return torch.stack(rows)
-
-    def _by_torch_func(
-        self, values: dict[str, Tensor], x: Tensor, target: Tensor, cotangents_of: CotangentsOf
-    ) -> Tensor:
-        """Terms x parameters of one sample (no batch dimension), by `torch.func`."""
-        body = {name: values[name] for name in self._body}
-        fixed = {name: value for name, value in values.items() if name not in body}
-
-        def head_input_and_output(trained: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            return self._run({**trained, **fixed}, x)
-
-        if not body:  # nothing below the head is trained
-            h, outputs = head_input_and_output({})
-            return self._in_order(self._head_terms(cotangents_of(h, outputs, target[None]), h), values, h)
-        traced: tuple[Any, ...] = vjp(head_input_and_output, body, has_aux=True)
-        h, pull_back, outputs = traced
-        cotangents = cotangents_of(h, outputs, target[None])
-        below = self._below_head(cotangents, values[self._head_weight], h)
-        found = self._head_terms(cotangents, h) | vmap(pull_back)(below)[0]
-        return self._in_order(found, values, h)
-
-    def _by_autograd(
-        self, own: dict[str, nn.Parameter], x: Tensor, target: Tensor, cotangents_of: CotangentsOf
-    ) -> Tensor:
-        h, outputs = self._run(dict(own), x)
-        cotangents = cotangents_of(h.detach(), outputs.detach(), target[None])
-        found = self._head_terms(cotangents, h.detach())
-        body: list[Tensor] = [own[name] for name in self._body]
-        if body and h.requires_grad:
-            below = self._below_head(cotangents, own[self._head_weight].detach(), h.detach())
-            rows = [torch.autograd.grad(h, body, row, retain_graph=True, allow_unused=True) for row in below]
-            for name, *gradients in zip(self._body, *rows, strict=True):
-                found[name] = torch.stack([torch.zeros_like(own[name]) if g is None else g for g in gradients])
-        return self._in_order(found, dict(own), h.detach())
-
-    def _run(self, values: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's inputs and outputs for a batch of this sample alone."""
+    def _run(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's inputs and outputs, with their graph."""
         captured: list[Tensor] = []
         handle = self._model.head.register_forward_pre_hook(lambda _, args: captured.append(args[0]))
         try:
-            outputs: Tensor = functional_call(self._model.module, values, (x[None],))
+            outputs: Tensor = self._model.module(x)
         finally:
             handle.remove()
         return captured[0], outputs
 
-    def _head_terms(self, cotangents: Cotangents, h: Tensor) -> dict[str, Tensor]:
-        outputs = cotangents.outputs.to(h.dtype)
-        found = {}
-        if self._model.head.weight.requires_grad:
-            found[self._head_weight] = outputs.transpose(1, 2) @ h
-        if self._head_bias is not None and self._parameters()[self._head_bias].requires_grad:
-            found[self._head_bias] = outputs.sum(1)
+    def _head_terms(self, cotangents: Cotangents, h: Tensor) -> dict[Tensor, Tensor]:
+        outputs, head = cotangents.outputs.to(h.dtype), self._model.head
+        found: dict[Tensor, Tensor] = {}
+        if head.weight.requires_grad:
+            found[head.weight] = outputs.transpose(1, 2) @ h
+        if head.bias is not None and head.bias.requires_grad:
+            found[head.bias] = outputs.sum(1)
         return found
 
-    def _below_head(self, cotangents: Cotangents, weight: Tensor, h: Tensor) -> Tensor:
+    def _below_head(self, cotangents: Cotangents, h: Tensor) -> Tensor:
         """Cotangents of the head's inputs (terms x 1 x features)."""
-        below = cotangents.outputs.to(h.dtype) @ weight
+        below = cotangents.outputs.to(h.dtype) @ self._model.head.weight.detach()
         if cotangents.activation_sum is None:
             return below
         return below + cotangents.activation_sum.to(h.dtype)[:, :, None]
 
-    def _in_order(self, found: dict[str, Tensor], values: dict[str, Tensor], h: Tensor) -> Tensor:
+    def _in_order(self, found: dict[Tensor, Tensor], h: Tensor) -> Tensor:
         """Laid end to end in the flat order; what has no gradient (frozen) is 0."""
         num_terms = self.shape[0]
         parts = [
-            found[name].reshape(num_terms, -1) if name in found else h.new_zeros(num_terms, values[name].numel())
-            for name in self._order
+            found[p].reshape(num_terms, -1) if p in found else h.new_zeros(num_terms, p.numel())
+            for p in self._model.parameters
         ]
         return torch.cat(parts, dim=1)
+
+
+def _batched_terms(h: Tensor, body: Sequence[Tensor], rows: Tensor) -> Sequence[Tensor | None]:
+    """Gradients of all terms by one pass: its shapes depend on the number of terms alone."""
+    return torch.autograd.grad(h, body, rows, is_grads_batched=True, allow_unused=True)
+
+
+def _looped_terms(h: Tensor, body: Sequence[Tensor], rows: Tensor) -> Sequence[Tensor | None]:
+    """Gradients by one pass a term."""
+    last = len(rows) - 1
+    passes = [
+        torch.autograd.grad(h, body, row, retain_graph=number < last, allow_unused=True)
+        for number, row in enumerate(rows)
+    ]
+    return [None if column[0] is None else torch.stack(column) for column in zip(*passes, strict=True)]
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """A batch of this sample alone, in memory of its own: torch aligns all that it allocates alike."""
+    return value[None].clone(memory_format=torch.contiguous_format)
+
+
+def _put_back(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+
+def _draw_key() -> bytes:
+    """The round's key, from the generator that the client seeds for the round; not one draw depends on the batch."""
+    return bytes(torch.randint(256, (32,)).tolist())
+
+
+class _Streams:
+    """Which seed a sample's random layers (dropout) have: a stream of the batch would shift with every sample."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._seen: Counter[bytes] = Counter()
+
+    def seed(self, x: Tensor, target: Tensor) -> int:
+        """Equal samples have different seeds, in an order that does not matter since they are equal."""
+        content = hashlib.blake2b(key=self._key)
+        for value in (x, target):
+            content.update(value.numpy().tobytes())
+        digest = content.digest()
+        self._seen[digest] += 1
+        numbered = digest + self._seen[digest].to_bytes(8, "little")
+        return int.from_bytes(hashlib.blake2b(numbered, digest_size=7, key=self._key).digest(), "little")

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.calibration import Calibrator
 from bilateral.protocols.perturb.scheme import term_names
+from bilateral.protocols.perturb.secrets import noise_size
 from bilateral.protocols.perturb.settings import PerturbationSettings
 
 _MEAN_SQUARE_DIRECTION = 13 / 12
@@ -30,10 +32,8 @@ def public_term_scales(
 ) -> tuple[float, ...]:
     """Scales for `ClipSettings`, from the server's own `inputs` (never from clients' data) before the first round."""
     measured = Calibrator(model, graph.head, inputs).measure()
-    carrier = 1.0
-    if settings.noise == "activation":
-        carrier = float(measured.head_inputs.sum(1).square().mean().sqrt()) * _mean_factor(*settings.scale_range)
-    group_secret = settings.noise_ratio * measured.logit_spread / (carrier or 1.0) / math.sqrt(_MEAN_SQUARE_DIRECTION)
+    scale = torch.full_like(measured.head_weight_sizes, _mean_factor(*settings.scale_range))
+    group_secret = noise_size(settings, measured, scale) / math.sqrt(_MEAN_SQUARE_DIRECTION)
     squared = graph.num_outputs * _MEAN_SQUARE_DIRECTION * group_secret**2  # v = r.r
     return tuple(_power_of_two(_typical(name, group_secret, squared)) for name in term_names(settings))
 

@@ -1,8 +1,10 @@
-"""Sizing the additive noise: how large the head's inputs and the logits of the true model are.
+"""Sizing the additive noise: how large the head's inputs and weights are, and how far the logits are spread.
 
-Noise a hundred times the logits cancels only to 1e-3 in float32; noise of their own size cancels as well as plain
-float32 computes (spec 1.5). The server measures both on inputs of its own: public data if it has some, otherwise
-standard normal numbers in the shape of the data, which are good enough for a size.
+Noise a hundred times what the gradient is made of cancels only to 1e-3 in float32; noise of that size cancels as well as
+plain float32 computes (spec 1.5). A gradient is made of residuals, and where training gets anywhere they are of the
+size of the *spread* of the logits from sample to sample. Their mean says nothing about that: with targets of 2000 +- 1
+it is 2000, and noise of that size would cost three digits. The server measures on inputs of its own: public data if it
+has some, otherwise standard normal numbers in the shape of the data, which are good enough for a size.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from bilateral.randomness import Randomness
 
 @dataclass(frozen=True, repr=False)
 class Calibration:
-    """True head inputs of a few samples (samples x features, float64), and the spread of their logits."""
+    """True head inputs of a few samples (samples x features, float64), the head's weights, the spread of the logits."""
 
     head_inputs: Tensor
+    head_weight_sizes: Tensor
+    """Root mean square of the head's weights on each feature, over the outputs; 1 / sqrt(features) if all are 0."""
     logit_spread: float
 
 
@@ -40,15 +44,28 @@ class Calibrator:
             if isinstance(module, _BatchNorm) and len(inputs) > 1:
                 module.train()
         self._captured: list[Tensor] = []
-        self._copy.get_submodule(head).register_forward_pre_hook(lambda _, args: self._captured.append(args[0]))
+        self._head = self._copy.get_submodule(head)
+        self._head.register_forward_pre_hook(lambda _, args: self._captured.append(args[0]))
 
     def measure(self) -> Calibration:
         self._copy.load_state_dict(self._model.state_dict())
         with torch.no_grad():
             logits = self._copy(self._inputs).double()
-        spread = float(logits.square().mean().sqrt())
-        # A model of all zeros still gets noise: of the size of a target.
-        return Calibration(self._captured.pop().double(), spread if spread > 1e-6 else 1.0)
+            sizes = self._head.get_parameter("weight").double().square().mean(0).sqrt()
+        if not bool(sizes.any()):
+            sizes = torch.full_like(sizes, len(sizes) ** -0.5)
+        return Calibration(self._captured.pop().double(), sizes, logit_spread(logits))
+
+
+def logit_spread(logits: Tensor) -> float:
+    """How far logits (samples x outputs) lie from their mean over the samples, as a root mean square.
+
+    At least a thousandth of their own size, which costs no digits: float32 rounds them by more. A model of all zeros
+    still gets noise: of the size of a target.
+    """
+    size = float(logits.square().mean().sqrt())
+    around = float(logits.var(0).mean().sqrt()) if len(logits) > 1 else size
+    return max(around, 1e-3 * size) or 1.0
 
 
 def normal_inputs(input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:

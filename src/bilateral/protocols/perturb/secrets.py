@@ -20,6 +20,10 @@ DrawFactors = Callable[[ScaleGraph, tuple[float, float], Randomness], Tensor]
 """Draws one positive number per scale class from (graph, scale range, randomness); class 0 must be 1."""
 
 
+LARGEST_NOISE_ON_WEIGHTS = 2.0
+"""Activation noise over the root mean square of the perturbed head's weights, at a noise ratio of 1."""
+
+
 @dataclass(frozen=True, repr=False)
 class RoundSecrets:
     """Scale factors, exchange of neurons and additive noise. `repr` is off so that no log shows them."""
@@ -40,7 +44,10 @@ class RoundSecrets:
 
 
 def log_uniform_factors(graph: ScaleGraph, scale_range: tuple[float, float], randomness: Randomness) -> Tensor:
-    """Scale factors in `scale_range`, every octave equally likely; class 0 is 1; at least 1 before a normalisation."""
+    """Scale factors in `scale_range`, every octave equally likely; class 0 is 1.
+
+    In a graph with `norm_inputs = "scaled"` they are at least 1 before a normalisation; in others class 0 is there.
+    """
     low, high = scale_range
     factors = randomness.log_uniform(graph.num_scale_classes, low=low, high=high)
     # eps acts as eps / scale^2 on a normalised channel: a factor below 1 would enlarge it.
@@ -86,7 +93,7 @@ def draw_secrets(
     directions = randomness.signs(outputs) * randomness.uniform(outputs, low=0.5, high=1.5)
     partition = torch.arange(outputs)[randomness.permutation(outputs)] % m
     spread = randomness.signs(m) * randomness.log_uniform(m, low=0.5, high=2.0)
-    size = _noise_size(graph, settings, calibration, factors, directions)
+    size = noise_size(settings, calibration, factors[graph.head_input_classes]) / _root_mean_square(directions)
     return RoundSecrets(
         scale_factors=factors,
         exchange=exchange,
@@ -99,24 +106,21 @@ def draw_secrets(
     )
 
 
-def _noise_size(
-    graph: ScaleGraph,
-    settings: PerturbationSettings,
-    calibration: Calibration,
-    factors: Tensor,
-    directions: Tensor,
-) -> float:
-    """The factor that brings noise along `directions` to `noise_ratio` times the spread of the logits.
+def noise_size(settings: PerturbationSettings, calibration: Calibration, scale: Tensor) -> float:
+    """How large noise on the head is, as a root mean square: on the outputs `noise_ratio` times the logits' spread.
 
-    The group secrets themselves vary around it by a factor of 2 either way: their size must not be a known number.
+    Activation noise lies on the head's weights and is never much larger than they are: where the head's inputs are
+    almost 0, or sum to almost 0, noise of the logits' size would dwarf what is passed back through those weights.
+    `scale` holds the factors of the head's inputs.
+    The group secrets themselves vary around the result by a factor of 2 either way: their size must not be a known
+    number.
     """
-    carrier = 1.0
+    size = calibration.logit_spread
     if settings.noise == "activation":
-        scale = factors[graph.head_input_classes]
-        alpha, without_cancelling = calibration.head_inputs @ scale, calibration.head_inputs.abs() @ scale
-        # A normalised head input sums to almost 0: noise sized by that alone would dwarf the head's weights.
-        carrier = max(_root_mean_square(alpha), 0.01 * _root_mean_square(without_cancelling)) or 1.0
-    return settings.noise_ratio * calibration.logit_spread / (carrier * _root_mean_square(directions))
+        largest = LARGEST_NOISE_ON_WEIGHTS * _root_mean_square(calibration.head_weight_sizes / scale)
+        carrier = _root_mean_square(calibration.head_inputs @ scale)
+        size = min(size / carrier, largest) if carrier > 0.0 else largest
+    return settings.noise_ratio * size
 
 
 def _root_mean_square(values: Tensor) -> float:

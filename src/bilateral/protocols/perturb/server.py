@@ -5,7 +5,9 @@
 3. `recover` turns the *sum* of the uploads into the true gradient; single uploads are never needed
 
 Formal guarantee (tests/protocols/test_perturb.py): without rounding, the recovered gradient equals the weighted mean
-of the clients' gradients of the plain model, for every architecture that the scale graph accepts.
+of the clients' gradients of the plain model, for every architecture that the scale graph accepts. With `norm_inputs =
+"scaled"` it is that of a model whose normalisation layers have another eps (docs/decisions/0003). Every run checks it on
+its own model before the first round (`recovery_check`).
 """
 
 from __future__ import annotations
@@ -47,6 +49,12 @@ class PerturbServer:
             raise PlanError(
                 f"Offset noise needs a bias in the head `{graph.head}`.",
                 remedy="Give the last Linear a bias, or use noise = 'activation'.",
+            )
+        if len(graph.normalised_classes) and graph.norm_inputs != settings.norm_inputs:
+            raise PlanError(
+                f"The settings say norm_inputs = {settings.norm_inputs!r}, the scale graph was made with "
+                f"{graph.norm_inputs!r}.",
+                remedy=f"ScaleGraph.of(model, example_input, norm_inputs={settings.norm_inputs!r})",
             )
         self._model = model
         self._graph = graph
@@ -155,12 +163,15 @@ class PerturbServer:
         return {
             "interval": torch.tensor(interval),
             "head_inputs": measured.head_inputs,
+            "head_weight_sizes": measured.head_weight_sizes,
             "logit_spread": torch.tensor(measured.logit_spread, dtype=torch.float64),
         }
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if tensors:
-            measured = Calibration(tensors["head_inputs"], float(tensors["logit_spread"]))
+        if "head_weight_sizes" in tensors:  # not so in checkpoints from before: such a run measures anew
+            measured = Calibration(
+                tensors["head_inputs"], tensors["head_weight_sizes"], float(tensors["logit_spread"])
+            )
             self._calibration = (int(tensors["interval"]), measured)
 
     def _calibrated(self, round_index: int) -> Calibration:
@@ -203,6 +214,9 @@ def guarantee(settings: PerturbationSettings) -> Guarantee:
             15,
         ),
     ]
+    if settings.norm_inputs == "exact":
+        clear = "weights that carry no factor (`inspect` lists them), such as those between the inputs and a normalisation"
+        leaks.append(Leak(f"{clear}: their values, though not their places", "clients", 15))
     if settings.loss == "ce":
         leaks += _leaks_of_cross_entropy(settings)
     return Guarantee("perturbation", (), tuple(sorted(leaks, key=lambda leak: leak.ledger_line)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bilateral.errors import PlanError
+from bilateral.models.builder import NormInputs
 
 Loss = Literal["mse", "ce"]
 Noise = Literal["activation", "offset"]
@@ -25,6 +26,10 @@ class PerturbationSettings:
     `scale_range`     scale factors are log-uniform in this range (shifted to start at 1 before normalisation layers)
     `softmax`         cross entropy: local, ours: the noise on the outputs comes with the model, and clients compute the
                       softmax themselves (docs/decisions/0017); blinded, as published (P0), by an exchange
+    `norm_inputs`     exact: what enters a normalisation layer has factor 1, and recovery is exact; scaled: a secret
+                      factor of at least 1 there too, with which the layer's eps acts as eps / scale^2, and gradients
+                      are those of another network every round (docs/decisions/0003: off by 5e-3 on ResNet-20, by more
+                      than the gradient itself on some deep ones). The scale graph must be made with the same.
     `noise_ratio`     additive noise over the spread of the logits; near 1 float32 recovers as well as without noise
     """
 
@@ -35,6 +40,7 @@ class PerturbationSettings:
     scale_range: tuple[float, float] = (0.25, 4.0)
     noise_ratio: float = 1.0
     softmax: Softmax = "local"
+    norm_inputs: NormInputs = "exact"
 
     def __post_init__(self) -> None:
         low, high = self.scale_range
