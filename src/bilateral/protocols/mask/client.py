@@ -27,6 +27,7 @@ from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, RowsOutOfRange, encode_upload
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.last_bits import KEY_BYTES, LastBits
 from bilateral.protocols.mask.messages import (
     MaskedUpload,
     MaskOpening,
@@ -164,7 +165,7 @@ class MaskClient:
                 f"{self.name}: the upload is of round {upload.round_index}, the current round is "
                 f"{occasion.round_index}."
             )
-        encoded = encode_upload(upload, attempt.form, self.name)
+        encoded = encode_upload(upload, attempt.form, self.name, self._last_bits(occasion.round_index))
         if isinstance(encoded, RowsOutOfRange) and self._openings.has_fixed_bounds:
             raise NumericalRangeError(
                 f"Upload from {self.name}: a value is beyond the fixed bounds of this run.",
@@ -217,6 +218,12 @@ class MaskClient:
         )
         self._attempt = self._upload = None
         return RevealedShares(message.round_index, message.attempt, owners, shares)
+
+    def _last_bits(self, round_index: int) -> LastBits | None:
+        """What keeps the weight out of the sums. Where bounds are fixed, every value carries noise and weights are 1."""
+        if self._openings.has_fixed_bounds:
+            return None
+        return LastBits(self._randomness.child("last bits", round_index).random_bytes(KEY_BYTES))
 
     def _sealed(self, attempt: _Attempt, held: dict[str, SharePair], escrow_key: bytes) -> SealedShares:
         occasion, neighbours = attempt.occasion, attempt.graph.neighbours(self.name)

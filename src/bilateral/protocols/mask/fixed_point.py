@@ -1,14 +1,16 @@
 """Weighted uploads as integers modulo 2^64, with sums that never wrap.
 
 The rows of a vector are the terms of an `Upload`, and one last row for its batch statistics; behind them stands the
-weight itself. Row k holds `round(weight * value * 2^fraction_bits[k])`. The bound of a row is a power of two,
-`|weight * value| <= 2^bound_bits`, and
+weight itself. Row k holds `round(weight * value * 2^fraction_bits[k])`, where `last_bits` has drawn the last bits of the
+value anew (None leaves them: only for values that all carry noise, with weights that are public). The bound of a row
+is a power of two, `|weight * value| <= 2^bound_bits`, and
 
     fraction_bits = 62 - ceil(log2(num_clients)) - bound_bits
 
-Guarantee: the sum over `num_clients` uploads stays within 2^62, so it is the sum of the integers and not a remainder.
-It differs from the sum of the float64 products `weight * value` by at most half a unit (`2^-fraction_bits`) a client. A
-value beyond its bound is reported, never wrapped or clipped.
+Guarantee: the sum over `num_clients` uploads stays within 2^62 (1 + 2^-20), so it is the sum of the integers and not a
+remainder. It differs from the sum of the products `weight * value` by at most half a unit (`2^-fraction_bits`) a client,
+and by four of the steps of each float that is summed if last bits are drawn. A value beyond its bound is reported,
+never wrapped or clipped.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.protocols.mask.last_bits import LastBits
 from bilateral.protocols.messages import Aggregate, Upload
 
 SUM_BITS = 62
 MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
 MAX_WEIGHT = 1 << 40
 MAX_CLIENTS = 1 << 20
-_CHUNK_VALUES = 1 << 17
+_CHUNK_VALUES = 1 << 14
 WIDENING_BITS = 24
 HEADROOM_BITS = 8
 """The next round's values may be 2^8 times the largest sum of this round."""
@@ -79,7 +82,9 @@ class RowsOutOfRange:
     bound_bits: tuple[int, ...]
 
 
-def encode_upload(upload: Upload, form: FixedPointFormat, sender: str) -> Tensor | RowsOutOfRange:
+def encode_upload(
+    upload: Upload, form: FixedPointFormat, sender: str, last_bits: LastBits | None = None
+) -> Tensor | RowsOutOfRange:
     """All rows of `upload`, then its weight, as one int64 vector; or which rows are out of range."""
     _check(upload, form, sender)
     limit = 2.0 ** (SUM_BITS - _client_bits(form.num_clients))
@@ -88,7 +93,8 @@ def encode_upload(upload: Upload, form: FixedPointFormat, sender: str) -> Tensor
     beyond: dict[int, int] = {}
     start = 0
     for number, (row, fraction_bits) in enumerate(zip(rows, form.fraction_bits, strict=True)):
-        largest = _encode_row(row, math.ldexp(upload.weight, fraction_bits), encoded[start : start + row.numel()])
+        scale, target = math.ldexp(upload.weight, fraction_bits), encoded[start : start + row.numel()]
+        largest = _encode_row(row, scale, target, last_bits)
         if largest > limit:
             beyond[number] = _bits_needed(largest, fraction_bits, sender, number)
         start += row.numel()
@@ -151,8 +157,10 @@ def bits_of_bounds(bounds: Sequence[float]) -> tuple[int, ...]:
     return tuple(max(_ceil_log2(bound), MIN_BOUND_BITS) for bound in bounds)
 
 
-def _encode_row(row: Tensor, scale: float, target: Tensor) -> float:
+def _encode_row(row: Tensor, scale: float, target: Tensor, last_bits: LastBits | None) -> float:
     """Write round(row * scale) to `target`; returns the largest absolute value, which says whether that is of use.
+
+    Whether it fits is asked of the value as it is: that must not depend on what is drawn.
 
     One product: scaling by a power of two is exact, so it rounds as weight * value does. Chunks keep the scratch small.
     """
@@ -160,9 +168,12 @@ def _encode_row(row: Tensor, scale: float, target: Tensor) -> float:
     scratch = torch.empty(min(len(row), _CHUNK_VALUES), dtype=torch.float64)
     for start in range(0, len(row), _CHUNK_VALUES):
         values = row[start : start + _CHUNK_VALUES]
-        scaled = scratch[: len(values)].copy_(values).mul_(scale)
-        largest = max(largest, _largest(scaled))
-        target[start : start + len(values)] = scaled.round_()
+        wide = scratch[: len(values)].copy_(values)
+        largest = max(largest, _largest(wide) * scale)
+        if last_bits is None:
+            target[start : start + len(values)] = wide.mul_(scale).round_()
+        else:
+            target[start : start + len(values)] = torch.from_numpy(last_bits.integers(wide.numpy(), scale, row.dtype))
     return largest
 
 
@@ -178,6 +189,12 @@ def _check(upload: Upload, form: FixedPointFormat, sender: str) -> None:
             f"got shapes {tuple(upload.terms.shape)} and {tuple(upload.statistics.shape)}.",
             remedy="Both sides must run the same plan.",
         )
+    for name, values in upload.tensors():
+        if not values.is_floating_point():
+            raise ProtocolError(
+                f"Upload from {sender}: expected real numbers in `{name}`, got {values.dtype}.",
+                remedy="Upload float32 or float64.",
+            )
     upload.check_finite(sender)
 
 

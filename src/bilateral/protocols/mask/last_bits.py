@@ -1,0 +1,74 @@
+"""The last bits of what is summed: random, so that they do not tell by which weight a value was multiplied.
+
+A float32 is a whole number of steps (units in its last place), and `weight * value` a whole number of weight times as
+large steps. In the ring both are exact. So where one client alone contributes to a coordinate, the sum is a multiple of
+its weight, and a sum whose steps are fine is nobody's alone. Rounding the product does not mend it: `weight * m` for
+whole m, rounded to any grid, leaves out some points of the grid or hits some more often, in a pattern that is the
+weight's own (tests/protocols/mask/test_last_bits.py finds the weight from each of these).
+
+Here a value moves by a random part of `STEPS` of its own steps before it is multiplied:
+
+    weight * (value + STEPS * step(value) * u),   u uniform on [-1/2, 1/2)
+
+Formal guarantee: the intervals of neighbouring values that this draws from cover the line exactly `STEPS` times, for
+every weight. So for values whose last bits say nothing, neither do those of the product; what is left of the weight is
+in the sizes of real numbers, as in any sum. (Next to powers of two, where the steps change, it is off: for one value in
+2^20.) A sum moves by at most `STEPS / 2` steps a client, 2^-21 of a value in float32 and 2^-50 in float64.
+
+`u` is a secret function of the value's size alone, for a round: equal values (two parallel layers, two classes whose
+gradients are opposite, a column that comes twice) get the same, since the mean of several u would show the value.
+Different values within a few steps, of which two coordinates of one client alone are a pair with a chance of about
+2^-21, are why `STEPS` is more than 1: with one step no two of them could come closer than their values say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+STEPS: Final = 8
+KEY_BYTES: Final = 32
+_SIGN = np.uint64(1 << 63)
+_EXPONENT = np.uint64(0x7FF << 52)
+_UNIFORM_BITS = 53
+FloatArray = NDArray[np.float64]
+
+
+class LastBits:
+    """Draws the last bits of one client's products in one round. `key` is that client's secret."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"expected a key of {KEY_BYTES} bytes, got {len(key)}")
+        self._cipher = Cipher(algorithms.AES(key), modes.ECB())  # noqa: S305 (a function of single blocks is wanted)
+
+    def integers(self, values: FloatArray, scale: float, dtype: torch.dtype) -> NDArray[np.int64]:
+        """values * scale with their last bits drawn, rounded to whole numbers. `dtype` has the values' steps.
+
+        Whole and broken parts go separate ways: their sum has more bits than a float64.
+        """
+        bits = values.view(np.uint64)
+        reach = (bits & _EXPONENT).view(np.float64)  # the power of two at or below the size
+        reach *= STEPS * torch.finfo(dtype).eps * scale
+        moved = self._uniform(bits & ~_SIGN)
+        moved *= np.copysign(reach, values, out=reach)
+        products = values * scale
+        whole = np.floor(products)
+        moved += products - whole
+        found: NDArray[np.int64] = whole.astype(np.int64)
+        found += np.rint(moved).astype(np.int64)
+        return found
+
+    def _uniform(self, sizes: NDArray[np.uint64]) -> FloatArray:
+        """On [-1/2, 1/2), 53 bits, the same for the same size."""
+        blocks = np.zeros(2 * len(sizes), dtype="<u8")
+        blocks[::2] = sizes
+        words = np.frombuffer(self._cipher.encryptor().update(blocks.view(np.uint8)), dtype="<u8")[::2]
+        uniform: FloatArray = (words >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64)
+        uniform *= 2.0**-_UNIFORM_BITS
+        uniform -= 0.5
+        return uniform
