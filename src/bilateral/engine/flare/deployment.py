@@ -135,8 +135,8 @@ def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
         yield "Every invited site is needed in every round: one that is away holds up the run."
     if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:
         yield (
-            f"The plan names code of yours ({', '.join(own_code)}): no job brings any. Every party installs it, and its "
-            "operator writes these names under [code] in bilateral.toml of the kit; until then the plan is refused."
+            f"The plan names code of yours ({', '.join(own_code)}): no job brings any. Every party installs it, and "
+            "its operator writes these names under [code] in bilateral.toml of the kit; until then the plan is refused."
         )
 
 
