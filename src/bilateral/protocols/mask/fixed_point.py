@@ -2,15 +2,15 @@
 
 The rows of a vector are the terms of an `Upload`, and one last row for its batch statistics; behind them stands the
 weight itself. Row k holds `round(weight * value * 2^fraction_bits[k])`, where `last_bits` has drawn the last bits of
-the value anew (None leaves them: only for values that all carry noise, with weights that are public). The bound of a row
-is a power of two, `|weight * value| <= 2^bound_bits`, and
+the value anew (None leaves them: only for values that all carry noise, with weights that are public). The bound of a
+row is a power of two, `|weight * value| <= 2^bound_bits`, and
 
     fraction_bits = 62 - ceil(log2(num_clients)) - bound_bits
 
-Guarantee: the sum over `num_clients` uploads stays within 2^62 (1 + 2^-20), so it is the sum of the integers and not a
-remainder. It differs from the sum of the products `weight * value` by at most half a unit (`2^-fraction_bits`) a
-client, and by two of the steps of each float that is summed if last bits are drawn. A value beyond its bound is reported,
-never wrapped or clipped.
+Guarantee: the sum over `num_clients` uploads stays within 2^62 (1 + 2^-20), so it is the sum of the integers and not
+a remainder. It differs from the sum of the products `weight * value` by at most half a unit (`2^-fraction_bits`) a
+client, and by two of the steps of each float that is summed if last bits are drawn. A value beyond its bound is
+reported, never wrapped or clipped.
 """
 
 from __future__ import annotations
