@@ -85,26 +85,24 @@ class Run:
         while not (found := condition(self.log)):
             assert self.command.poll() is None, f"the command ended while the test waited until {what}"
             assert time.monotonic() < self._give_up, f"nothing moves; the test waits until {what}"
-            time.sleep(0.05)
+            time.sleep(0.01)
         return found
 
-    def signal(self, party, number, besides=()):
-        """To all processes of a party, parent and job; returns them."""
-        found = [process for process in processes_of(party, self.marks) if process not in besides]
-        for process in found:
+    def signal(self, processes, number):
+        assert processes, "there is nobody to send a signal to"
+        for process in processes:
             try:
                 process.send_signal(number)
             except psutil.NoSuchProcess:
                 continue
-        return found
 
     def kill_the_server(self):
         """What it had written when it died: it is stopped before, so that nothing comes in between."""
-        frozen = self.signal("server", signal.SIGSTOP)
-        assert frozen
+        frozen = processes_of("server", self.marks)
+        self.signal(frozen, signal.SIGSTOP)
         self.until("the server stands still", lambda _: all(is_still(process) for process in frozen))
         written = len(self.log)
-        self.signal("server", signal.SIGKILL)
+        self.signal(frozen, signal.SIGKILL)
         return written
 
 
@@ -130,31 +128,26 @@ def round_of(names, log, start):
 
 def stop_for_a_while(run, site):
     """Cut off, missed, connected again, and back."""
-    start = len(run.log)
-    run.signal(site, signal.SIGSTOP)
+    start, processes = len(run.log), processes_of(site, run.marks)
+    run.signal(processes, signal.SIGSTOP)
     missed = run.until("the stopped site is missed", lambda log: first(SiteMissed, log, start, site=site))
-    run.signal(site, signal.SIGCONT)
+    run.signal(processes, signal.SIGCONT)
     back = run.until("it returns", lambda log: first(SiteReturned, log, missed, site=site))
     return missed, run.until("it is in a round again", lambda log: round_of(SITES, log, back))
 
 
 def kill(run, site):
-    """Dead, missed, and out of the rounds; started again by the command, and back in a later term.
+    """Dead, missed, and out of a round; started again by the command, and back in a later term.
 
-    Its new process waits at a gate until a round was done without the site. Should it have slipped through, and the
-    term have ended before there was such a round, then the site is killed again.
+    It dies when a round has just begun. Should it have sent its upload all the same, then that round has it, and there
+    may be none without it before the new term: then it is killed again.
     """
     others = [name for name in SITES if name != site]
     while True:
-        start, dead = len(run.log), run.signal(site, signal.SIGKILL)
-
-        def missed_and_out(log, start=start, dead=dead):
-            run.signal(site, signal.SIGSTOP, besides=dead)
-            missed = first(SiteMissed, log, start, site=site)
-            return missed and (round_of(others, log, start) or first(RunStarted, log, missed)) and missed
-
-        missed = run.until("the killed site is missed, and a round done without it", missed_and_out)
-        run.signal(site, signal.SIGCONT, besides=dead)
+        victims, start = processes_of(site, run.marks), len(run.log)
+        run.until("a round begins", lambda log, at=start: first(RoundDone, log, at))
+        run.signal(victims, signal.SIGKILL)
+        missed = run.until("the killed site is missed", lambda log, at=start: first(SiteMissed, log, at, site=site))
         term = run.until("a new term begins", lambda log, at=missed: first(RunStarted, log, at))
         back = run.until("the site is in a round again", lambda log, at=term: round_of(SITES, log, at))
         if round_of(others, run.log[:term], start):
