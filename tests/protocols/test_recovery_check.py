@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import bilateral.protocols.perturb.recovery_check as check_module
 import bilateral.protocols.perturb.recovery_trial as trial_module
 import bilateral.protocols.perturb.secrets as secrets_module
 from bilateral.errors import ModelError, RecoveryError
@@ -191,8 +192,18 @@ HIDDEN = {
 def test_what_a_trace_does_not_show_stops_the_run(what, settings):
     model = net()
     HIDDEN[what](model)
-    with pytest.raises(RecoveryError, match=r"`[\w.]+`.*plain autograd finds in float64.*hook"):
+    with pytest.raises(RecoveryError, match=r"`[\w.]+`.*plain autograd finds.*hook"):
         checked(model, settings)
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_in_a_model_too_large_for_float64_it_is_found_too(what, monkeypatch):
+    monkeypatch.setattr(check_module, "LARGE", 0)
+    assert checked(net(), SETTINGS[0]).dtype == "float32"
+    model = net()
+    HIDDEN[what](model)
+    with pytest.raises(RecoveryError, match=r"gradients in float32.*hook"):
+        checked(model, SETTINGS[0])
 
 
 def test_the_error_names_the_parameter_that_is_off():

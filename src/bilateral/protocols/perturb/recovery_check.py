@@ -27,15 +27,24 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import ModelError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.check_arithmetic import CheckArithmetic
 from bilateral.protocols.perturb.export import perturbed_state
-from bilateral.protocols.perturb.recovery_trial import LIMIT, Finding, MakeHalves, RecoveryReport, Trial, is_scaled
+from bilateral.protocols.perturb.recovery_trial import (
+    LIMIT,
+    LOOSE_LIMIT,
+    Finding,
+    MakeHalves,
+    RecoveryReport,
+    Trial,
+    is_scaled,
+)
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import Randomness, SeededRandomness
 
 BATCH_SIZES: Final = (4, 3)
+LARGE: Final = 30_000_000
+"""Parameters beyond which a check in float64 would take more memory than a round does: the model's precision it is."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +85,12 @@ class RecoveryCheck:
         dtype = next(model.parameters()).dtype
         inputs, targets = self._batch(model, size, dtype, randomness)
         trial = Trial(self.graph, self.loss, self.make_halves, model, inputs, targets, randomness)
+        if dtype != torch.float64 and self.graph.num_parameters > LARGE:
+            return trial.in_own_precision_alone()
         try:
             plain = trial.plain(torch.float64)
-        except RuntimeError as error:  # a constant in another precision, for one
-            return trial.in_own_precision(_explained(error, trial, dtype))
+        except RuntimeError:  # a constant in another precision, for one
+            return trial.in_own_precision_alone()
         found = trial.against(plain)
         if not found.is_fine or size != BATCH_SIZES[0]:
             return found
@@ -110,25 +121,33 @@ class RecoveryCheck:
         """Outputs of an export in evaluation mode; None where BatchNorm keeps no statistics to export."""
         if any(not layout.tracked for layout in self.graph.statistics):
             return None
-        error = export_error(model, self.graph, inputs, randomness.child("export"))
-        return Finding("the outputs of an export in evaluation mode", RecoveryReport(error, ""), LIMIT)
+        return _export_finding(model, self.graph, inputs, randomness.child("export"))
 
 
 def check_export(model: nn.Module, graph: ScaleGraph, inputs: Tensor) -> None:
     """Refuse to export a model whose perturbed parameters predict something else than its own do."""
-    error = export_error(model, graph, inputs, SeededRandomness(0, "recovery check", "export"))
-    found = Finding("the outputs of an export in evaluation mode", RecoveryReport(error, ""), LIMIT)
+    found = _export_finding(model, graph, inputs, SeededRandomness(0, "recovery check", "export"))
     if not found.is_fine:
         raise found.as_error()
 
 
-def export_error(model: nn.Module, graph: ScaleGraph, inputs: Tensor, randomness: Randomness) -> float:
-    """How far outputs of a perturbed export are from the model's own in evaluation mode, relatively, in float64."""
-    plain = copy.deepcopy(model).double().eval()
+def _export_finding(model: nn.Module, graph: ScaleGraph, inputs: Tensor, randomness: Randomness) -> Finding:
+    own = next(model.parameters()).dtype
+    wide = graph.num_parameters <= LARGE or own == torch.float64
+    error = export_error(model, graph, inputs, randomness, torch.float64 if wide else own)
+    what = "the outputs of an export in evaluation mode"
+    return Finding(what, RecoveryReport(error, ""), LIMIT if wide else LOOSE_LIMIT)
+
+
+def export_error(
+    model: nn.Module, graph: ScaleGraph, inputs: Tensor, randomness: Randomness, dtype: torch.dtype = torch.float64
+) -> float:
+    """How far outputs of a perturbed export are from the model's own in evaluation mode, relatively."""
+    plain = copy.deepcopy(model).to(dtype).eval()
     exported = copy.deepcopy(plain)
     exported.load_state_dict(perturbed_state(plain, graph, randomness))
-    with torch.no_grad(), CheckArithmetic():
-        expected, got = plain(inputs.double()), exported(inputs.double())
+    with torch.no_grad(), CheckArithmetic(in_float64=dtype == torch.float64):
+        expected, got = plain(inputs.to(dtype)), exported(inputs.to(dtype))
     size = float(expected.norm())
     return float((got - expected).norm()) / (size or 1.0) if math.isfinite(size) else 0.0
 
@@ -138,13 +157,3 @@ def _takes(model: nn.Module, inputs: Tensor) -> bool:
     tried = copy.deepcopy(model)
     with torch.no_grad(), CheckArithmetic(in_float64=False):
         return bool(torch.isfinite(tried(inputs)).all())
-
-
-def _explained(error: RuntimeError, trial: Trial, dtype: torch.dtype) -> Tensor:
-    """The gradient in the model's own precision, if the model trains at all."""
-    try:
-        return trial.plain(dtype).gradient
-    except RuntimeError:
-        raise ModelError(
-            f"The model does not train, protected or not: {error}", remedy="Try a forward and a backward pass on it."
-        ) from error

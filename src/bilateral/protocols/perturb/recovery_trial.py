@@ -91,7 +91,7 @@ class Finding:
     def as_error(self) -> RecoveryError:
         return RecoveryError(
             f"Perturbed training would not be plain training: {self.what} differ by {self.report.error:.2g} of their "
-            f"size from what plain autograd finds in float64; rounding explains {self.limit:.0e}.",
+            f"size from what plain autograd finds; rounding explains {self.limit:.0e}.",
             remedy=self.remedy,
         )
 
@@ -170,6 +170,26 @@ class Trial:
         worst = self._worst(recovered.gradient, true).parameter
         report = RecoveryReport(error, worst, name)
         return Finding(f"gradients in {name} (most that of `{worst}`)", report, allowed, _ROUNDING)
+
+    def in_own_precision_alone(self) -> Finding:
+        """Where float64 is not possible: both in the own precision, beside what rounding does to the plain one."""
+        dtype = self.inputs.dtype
+        name = str(dtype).removeprefix("torch.")
+        try:
+            plain = self.plain(dtype).gradient
+        except RuntimeError as error:
+            raise ModelError(
+                f"The model does not train, protected or not: {error}",
+                remedy="Try a forward and a backward pass on it.",
+            ) from error
+        difference, size = self.recovered(dtype).gradient.sub_(plain), plain.norm().clamp_min(1e-300)
+        found, allowed = float(difference.norm() / size), LOOSE_LIMIT
+        if found > allowed:
+            wiggle = 1 + 1e-6 * self.randomness.child("wiggle").normal(*self.inputs.shape)
+            moved = self.plain(dtype, (self.inputs * wiggle).to(dtype)).gradient
+            allowed = min(max(allowed, 10 * float((moved - plain).norm() / size)), 0.5)
+        worst = self._worst(difference.add_(plain), plain).parameter
+        return Finding(f"gradients in {name} (most that of `{worst}`)", RecoveryReport(found, worst, name), allowed)
 
     def _worst(self, found: Tensor, true: Tensor) -> RecoveryReport:
         floor = SHARE * float(true.norm())
