@@ -16,7 +16,7 @@ from bilateral.version import __version__
 
 app = typer.Typer(
     name="bilateral",
-    help="Federated deep learning with privacy in both directions.",
+    help="Federated deep learning: the server sees only sums, clients see a disguised model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -42,7 +42,7 @@ app.command("bench")(bench.bench_command)
 def version_option(
     version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
 ) -> None:
-    """Federated deep learning with privacy in both directions."""
+    """Federated deep learning: the server sees only sums, clients see a disguised model."""
     if version:
         typer.echo(f"bilateral {__version__}")
         raise typer.Exit

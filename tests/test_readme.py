@@ -1,0 +1,127 @@
+"""What README prints works as it is printed: plans, Python, and every command's words."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import typer.main
+from tests.engine.remote.harness import conduct, weights_in
+
+import bilateral
+from bilateral.cli.main import app, main
+from bilateral.engine.plan import load_plan
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/how-to/*.md"))}
+NUM_FEATURES = 12
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """Lines that begin with the command, indented or in a block of shell, without what follows a `#`."""
+    shell = "\n".join(blocks(text, "bash"))
+    lines = re.findall(r"^(?: {4})(bilateral [^#\n]*)", text, re.MULTILINE)
+    return [line.strip() for line in lines + re.findall(r"^(bilateral [^#\n]*)", shell, re.MULTILINE)]
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    """The plan for three sites as it is printed, and the files that it names, made on the spot."""
+    monkeypatch.chdir(tmp_path)
+    (printed,) = [block for block in blocks(README, "toml") if "[data.sites." in block]
+    Path("plan.toml").write_text(printed, encoding="utf-8")
+    draw = np.random.default_rng(0)
+    for name, part, count in (("a", "train", 60), ("b", "train", 40), ("c", "train", 50), ("public_test", "test", 30)):
+        inputs = draw.normal(size=(count, NUM_FEATURES)).astype(np.float32)
+        np.savez(f"{name}.npz", **{f"x_{part}": inputs, f"y_{part}": (inputs[:, 0] > 0).astype(np.int64)})
+    return load_plan("plan.toml").with_settings({"training.rounds": 4})
+
+
+def test_the_plan_for_sites_trains_in_one_process(sites):
+    result = bilateral.run(sites, save=False)
+    assert result.rounds == 4
+    assert not result.failed
+    assert result.guarantee.protection == "perturbation + ring masks"
+
+
+def test_the_plan_for_sites_trains_the_same_model_over_sites_of_their_own(sites, tmp_path):
+    result = conduct(sites, tmp_path / "far")
+    assert result.finished
+    assert not result.failed
+    bilateral.run(sites, output=tmp_path / "here", reference=False)
+    far, here = (weights_in(tmp_path / place / "checkpoint.safetensors", sites) for place in ("far", "here"))
+    assert far.equal(here)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [(page, number) for page, text in PAGES.items() for number in range(len(blocks(text, "toml")))]
+)
+def test_every_printed_plan_is_one(page, number, tmp_path):
+    (tmp_path / "plan.toml").write_text(blocks(PAGES[page], "toml")[number], encoding="utf-8")
+    load_plan(tmp_path / "plan.toml")
+
+
+def test_your_own_model_and_data_work_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (module,) = [block for block in blocks(README, "python") if "my_project.py" in block]
+    Path("my_project.py").write_text(module, encoding="utf-8")
+    own = [line for line in commands(README) if "my_project" in line or line.startswith("bilateral export out")]
+    assert [line.split()[1] for line in own] == ["inspect", "run", "export", "predict"]
+    for line in own:
+        words = shlex.split(line) + (["--rounds", "3", "--quiet"] if line.split()[1] == "run" else [])
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code in (0, None), f"{line}: {capsys.readouterr().err}"
+    sys.modules.pop("my_project", None)
+
+
+def test_python_on_plans_works_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in blocks(README, "python") if "load_plan" in block]
+    Path("plan.toml").write_text(
+        '[data]\nname = "wine"\n[model]\nname = "mlp-3"\n[training]\nrounds = 2\n', encoding="utf-8"
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["result"].rounds == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [(page, line) for page, text in PAGES.items() for line in dict.fromkeys(commands(text))]
+)
+def test_every_printed_command_has_words_that_the_command_knows(page, line, monkeypatch):
+    for variable in re.findall(r"\$(\w+)", line):
+        monkeypatch.setenv(variable, "7000")
+    words = [re.sub(r"\$\w+", "7000", word) for word in shlex.split(line)[1:]]
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    command = group.commands[words[0]]
+    command.make_context(words[0], words[1:])  # parses, and calls nothing
+    for option, value in pairwise(words):
+        if option == "--set":
+            bilateral.RunPlan().with_settings({value.partition("=")[0]: value.partition("=")[2]})
+
+
+def test_the_settings_in_the_table_are_those_of_plans():
+    plan = bilateral.RunPlan()
+    rows = re.findall(r"^\| `([a-z_.]+)`[^|]*\| (.*) \|$", README, re.MULTILINE)
+    sections = [row for row in rows if row[0] in type(plan).model_fields]
+    assert len(sections) >= 5
+    for section, values in sections:
+        known = type(getattr(plan, section)).model_fields
+        outside = re.sub(r"\([^()]*\)", "", values)
+        for name in re.findall(r"`([a-z_]+)`", outside):
+            assert name in known, f"{section}.{name}"
