@@ -36,8 +36,8 @@ def deploy_command(
 ) -> None:
     """Write what the operators of a plan's parties need: start-up kits with certificates, identities and settings.
 
-    Each party gets its kit, over a channel that both ends trust, and starts it with flare/startup/start.sh. The kits accept
-    this plan and no other. The README.md beside them has all the steps; docs/how-to/deployment.md explains them.
+    Each party gets its kit, over a channel that both ends trust, and starts it with flare/startup/start.sh. The kits
+    accept this plan and no other. The README.md beside them has all the steps; docs/how-to/deployment.md explains them.
 
     Examples:
 

@@ -71,7 +71,7 @@ def files(kit):
 
 
 def test_flare_makes_ids_that_pass():
-    from nvflare.apis.impl.job_def_manager import new_job_id  # noqa: PLC0415
+    from nvflare.apis.impl.job_def_manager import new_job_id
 
     assert all(is_job_id(new_job_id()) for _ in range(100))
 

@@ -1,8 +1,8 @@
 """What a job, or the server itself, may name at a site: live, on three sites with mutual TLS and a budget of 3 rounds.
 
-A FLARE job's directory at a site is WORKSPACE/JOB_ID, and is wiped when the job is deployed. So every name is tried that
-could be a directory or file of the site: by an administrator, as `job_id` in a job's meta.json, and by a server whose
-operator is dishonest, in every command that takes one.
+A FLARE job's directory at a site is WORKSPACE/JOB_ID, and is wiped when the job is deployed. So every name is tried
+that could be a directory or file of the site: by an administrator, as `job_id` in a job's meta.json, and by a server
+whose operator is dishonest, in every command that takes one.
 """
 
 import base64

@@ -99,7 +99,7 @@ class TestCode:
     @pytest.mark.parametrize("name", ["os:system", "my_clinic.data:load ", "my_clinic.data:other", "my_clinic.data"])
     def test_a_name_must_be_the_very_one(self, tmp_path, name):
         allowed = settings_for(tmp_path, OWN_CODE, code=[name, "my_clinic.nets:build"])
-        with pytest.raises(PlanNotAcceptedError, match="my_clinic.data:load"):
+        with pytest.raises(PlanNotAcceptedError, match=r"my_clinic\.data:load"):
             accepted_plan(OWN_CODE.model_dump_json(), allowed)
 
     def test_code_that_the_operator_has_named_is_taken(self, tmp_path):

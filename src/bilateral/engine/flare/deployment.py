@@ -19,6 +19,7 @@ from bilateral.engine.flare.job_content import has_references
 from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
 from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
+from bilateral.engine.named_code import is_own_code
 from bilateral.engine.plan import RunPlan, dump_plan
 from bilateral.engine.remote.conductor import sites_needed
 from bilateral.errors import PlanError
@@ -82,6 +83,11 @@ def check_deployable(plan: RunPlan) -> None:
             f"federation.dropout is {plan.federation.dropout}: simulated dropouts belong to the in-process engine.",
             remedy="Leave it out; sites of a deployment come and go by themselves.",
         )
+    if not plan.data.sites and plan.federation.num_clients is None and is_own_code(plan.data.name):
+        raise PlanError(
+            f"Who takes part would be known from {plan.data.name} only, and a file must not decide what code runs.",
+            remedy="Name the sites in the plan ([data.sites.NAME]).",
+        )
     if has_references(plan.model_dump(mode="json")):
         raise PlanError(
             "The plan has a text with {, } or $ in it, which FLARE would take for a reference; sites refuse that.",
@@ -135,8 +141,8 @@ def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
         yield "Every invited site is needed in every round: one that is away holds up the run."
     if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:
         yield (
-            f"The plan names code of yours ({', '.join(own_code)}): no job brings any. Every party installs it, and its "
-            "operator writes these names under [code] in bilateral.toml of the kit; until then the plan is refused."
+            f"The plan names code of yours ({', '.join(own_code)}): no job brings any. Every party installs it, and "
+            "its operator writes these names under [code] in bilateral.toml of the kit; until then the plan is refused."
         )
 
 

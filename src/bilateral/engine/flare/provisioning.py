@@ -98,7 +98,8 @@ def extend(directory: Path, sites: Mapping[str, DataSettings] | None = None, pla
 
     A new site gets its kit. Every other party pins identities and accepts plans by itself, so it must replace its
     `bilateral.toml` by the new one (or add the lines to [identities] and [plans]), and add the new files of `spent/` to
-    its own, before the next run: until then it refuses the new plan, and a roster with the new site. Certificates and private keys stay as they are.
+    its own, before the next run: until then it refuses the new plan, and a roster with the new site. Certificates and
+    private keys stay as they are.
     """
     directory = Path(directory).resolve()
     add_to_project(directory / PROJECT_FILE, sites or {}, plans)

@@ -194,8 +194,8 @@ def check_layout(kit: Path) -> None:
     if inside:
         raise DeploymentError(
             f"{inside[0]} is a kit of an earlier version: a job could delete its data, keys and budget.",
-            remedy="Stop it and run `bilateral deploy` again with this version; then take `data/` and `spent/` along to "
-            "the new kit. See docs/how-to/deployment.md.",
+            remedy="Stop it and run `bilateral deploy` again with this version; then take `data/` and `spent/` along "
+            "to the new kit. See docs/how-to/deployment.md.",
         )
 
 

@@ -1,9 +1,9 @@
 """A site in one term of a run: it opens its own data, builds its client, and answers one packet at a time.
 
 Nothing that a server sends can make it raise, and nothing about its data goes out but what the protocol says: errors
-about its own data, settings or plan stay in its log, and the server hears only that there was one. When the server itself is
-caught (`AuthenticationError`: other keys, lists or models than the others were shown), the site leaves the term for
-good.
+about its own data, settings or plan stay in its log, and the server hears only that there was one. When the server
+itself is caught (`AuthenticationError`: other keys, lists or models than the others were shown), the site leaves the
+term for good.
 """
 
 from __future__ import annotations

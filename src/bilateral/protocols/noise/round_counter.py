@@ -117,6 +117,6 @@ class FileCounter:
     def _unreadable(self, reason: str) -> CheckpointError:
         return CheckpointError(
             f"{self._path} does not say how many rounds were used: {reason}.",
-            remedy="Without it nobody knows what was spent: restore it, or leave this client out of the run. Only who knows "
-            'the number of rounds may write it anew: {"rounds": NUMBER}.',
+            remedy="Without it nobody knows what was spent: restore it, or leave this client out of the run. Only who "
+            'knows the number of rounds may write it anew: {"rounds": NUMBER}.',
         )
