@@ -110,7 +110,7 @@ def test_a_file_never_decides_what_code_runs(tmp_path):
 def test_a_users_own_model_loads_when_the_user_names_it(tmp_path):
     name = "tests.engine.test_in_process:own_model"
     run(plan(model__name=name, training__rounds=2), output=tmp_path / "run", reference=False)
-    export_run(str(tmp_path / "run"), str(tmp_path / "m.safetensors"))
+    export_run(str(tmp_path / "run"), str(tmp_path / "m.safetensors"), model=name)
     with pytest.raises(CheckpointError, match="--model"):
         load_exported(tmp_path / "m.safetensors")
     assert load_exported(tmp_path / "m.safetensors", builder=name).card.num_outputs == 2

@@ -22,7 +22,6 @@ from bilateral.cli.options import (
     DataName,
     Json,
     LossName,
-    ModelName,
     PlanArgument,
     Quiet,
     Rounds,
@@ -31,9 +30,12 @@ from bilateral.cli.options import (
     budget,
     build_plan,
     check_writable,
+    named_in,
     parse_setting,
+    resumed,
 )
 from bilateral.engine.hetero_plan import HeteroPlan, load_hetero_plan
+from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
 from bilateral.report.audit_html import write_html
@@ -48,7 +50,9 @@ BROKEN_CLAIM = 3
 def audit_command(
     plan: PlanArgument = None,
     data: DataName = None,
-    model: ModelName = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "--models", help="Model, e.g. mlp-5, resnet-20.", show_default=False)
+    ] = None,
     clients: Clients = None,
     rounds: Rounds = None,
     loss: LossName = None,
@@ -131,11 +135,15 @@ def audit_command(
     _check_choice("style", style, get_args(StyleName) if hetero else ())
     chosen: AnyPlan
     if resume is not None:
-        given = (plan, settings, output, only, epsilon, mechanism, effort, style, hetero or None, *named.values())
+        others = [value for key, value in named.items() if key not in ("data.name", "model.name")]
+        given = (plan, settings, output, only, epsilon, mechanism, effort, style, hetero or None, *others)
         if any(value is not None for value in given):
             raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
         task = AuditDirectory.open(resume).task()
-        chosen, effort, style, only = stored_plan(task), task["effort"], task["style"], task["only"]
+        effort, style, only = task["effort"], task["style"], task["only"]
+        chosen = stored_plan(task)
+        what = "model" if isinstance(chosen, RunPlan) else "models"
+        chosen = resumed(resume, chosen, "audit", **{"data": data, what: model})
     elif hetero:
         chosen = _hetero_plan(plan, named, settings)
     else:
@@ -166,6 +174,7 @@ def audit_command(
     _print(result, details=details, json=json)
     if not result.finished:
         again = ["bilateral", "audit", "--resume", str(result.output)]
+        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
         err.print(f"Stopped. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
         raise typer.Exit(130)
@@ -221,7 +230,9 @@ def _hetero_plan(path: Path | None, named: dict[str, Any], settings: list[str] |
         )
     plan = load_hetero_plan(path) if path is not None else HeteroPlan()
     changes = {**given, **dict(parse_setting(text) for text in settings or [])}
-    return plan.with_settings(changes) if changes else plan
+    plan = plan.with_settings(changes) if changes else plan
+    check_named(path or "The plan", plan, named_in(changes))
+    return plan
 
 
 def _write_pictures(directory: AuditDirectory | None, evidence: Sequence[Evidence]) -> None:

@@ -13,7 +13,8 @@ from rich.markup import escape
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
-from bilateral.engine.export import check_named_by_user, export_run, load_exported
+from bilateral.engine.export import export_run, load_exported
+from bilateral.engine.named_code import check_named_by_user
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
 
@@ -23,6 +24,13 @@ def export_command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Target: .safetensors, .onnx or .pt2 (torch.export).")
     ] = Path("model.safetensors"),
+    model: Annotated[
+        str | None,
+        typer.Option(help="package.module:function, if the run's model is your own.", show_default=False),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="package.module:function, if the run's data are.", show_default=False)
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -35,9 +43,11 @@ def export_command(
       bilateral export out --output model.safetensors
 
       bilateral export out --output model.onnx
+
+      bilateral export out --model my_project:build --data my_project:load
     """
     check_writable(output)
-    card = export_run(run, output, data_dir=data_dir)
+    card = export_run(run, output, data_dir=data_dir, model=model, data=data)
     if json:
         print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
     else:

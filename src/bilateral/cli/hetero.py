@@ -24,13 +24,16 @@ from bilateral.cli.options import (
     Seed,
     Settings,
     check_writable,
+    named_in,
     parse_setting,
+    resumed,
 )
 from bilateral.cli.run import IN_PROCESS
 from bilateral.engine.hetero import run_hetero
 from bilateral.engine.hetero_directory import HeteroDirectory
 from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
 from bilateral.engine.hetero_result import AVERAGE, HeteroProgress, HeteroResult
+from bilateral.engine.named_code import check_named, code_of
 from bilateral.errors import PlanError
 
 FLARE_ENGINES = ("flare-sim", "flare-poc")
@@ -116,9 +119,10 @@ def hetero_command(
         "seed": seed,
     }
     if resume is not None:
-        if plan is not None or settings or output or any(value is not None for value in named.values()):
+        others = (value for key, value in named.items() if key not in ("data.name", "clients.architectures"))
+        if plan is not None or settings or output or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        _, chosen = HeteroDirectory.open(resume)
+        chosen = resumed(resume, HeteroDirectory.open(resume)[1], "hetero", data=data, models=models)
         output = resume
     else:
         chosen = _build_plan(plan, named, settings)
@@ -143,6 +147,7 @@ def hetero_command(
         _print_result(result)
     if not result.finished:
         again = ["bilateral", "hetero", "--resume", str(result.output)]
+        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
         again += ["--engine", engine] if engine != IN_PROCESS else []
         err.print(
@@ -174,7 +179,9 @@ def _build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | 
     plan = load_hetero_plan(path) if path is not None else HeteroPlan()
     changes = {key: value for key, value in named.items() if value is not None}
     changes.update(parse_setting(text) for text in settings or [])
-    return plan.with_settings(changes) if changes else plan
+    plan = plan.with_settings(changes) if changes else plan
+    check_named(path or "The plan", plan, named_in(changes))
+    return plan
 
 
 def _write_plan(plan: HeteroPlan, path: Path, json: bool) -> None:

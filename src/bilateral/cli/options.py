@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
 
+AnyPlan = TypeVar("AnyPlan", bound=RunPlan | HeteroPlan)
 PlanArgument = Annotated[
     Path | None, typer.Argument(help="Plan file (TOML). Without one: the embedded default.", show_default=False)
 ]
@@ -57,7 +60,32 @@ def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | N
     plan = load_plan(path) if path is not None else RunPlan()
     changes = {key: None if value is CLEAR else value for key, value in named.items() if value is not None}
     changes.update(parse_setting(text) for text in settings or [])
-    return plan.with_settings(changes) if changes else plan
+    plan = plan.with_settings(changes) if changes else plan
+    check_named(path or "The plan", plan, named_in(changes))
+    return plan
+
+
+def named_in(changes: Any) -> Iterator[str]:
+    """Every text in settings that a user typed: what is named there is named by the user."""
+    if isinstance(changes, str):
+        yield changes
+    elif isinstance(changes, dict | list):
+        for inner in changes.values() if isinstance(changes, dict) else changes:
+            yield from named_in(inner)
+
+
+def resumed(source: Path, plan: AnyPlan, command: str, **named: str | None) -> AnyPlan:
+    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model` or `models`)."""
+    stored: dict[str, str] = {"data": plan.data.name, **code_of(plan)}
+    if isinstance(plan, RunPlan):
+        stored["model"] = plan.model.name
+    if any(name is not None and name != stored.get(what) for what, name in named.items()):
+        raise PlanError(
+            f"--resume goes on with the plan of {source}.",
+            remedy="Give no other settings with it; --data and --model only to name code of that plan again.",
+        )
+    check_named(source, plan, named.values(), ("bilateral", command, "--resume", str(source)))
+    return plan
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -28,8 +28,10 @@ from bilateral.cli.options import (
     build_plan,
     check_trained,
     check_writable,
+    resumed,
 )
 from bilateral.engine.in_process import run
+from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan
 from bilateral.engine.result import RoundReport
 from bilateral.engine.run_directory import RunDirectory
@@ -114,10 +116,10 @@ def run_command(
         "seed": seed,
     }
     if resume is not None:
-        if plan is not None or settings or output or epsilon or any(value is not None for value in named.values()):
+        others = (value for key, value in named.items() if key not in ("data.name", "model.name"))
+        if plan is not None or settings or output or epsilon or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        _, resumed_plan = RunDirectory.open(resume)
-        chosen, output = resumed_plan, resume
+        chosen, output = resumed(resume, RunDirectory.open(resume)[1], "run", data=data, model=model), resume
     else:
         chosen = build_plan(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
     if write_plan is not None:
@@ -142,6 +144,7 @@ def run_command(
         _print_result(result.as_dict())
     if not result.finished:
         again = ["bilateral", "run", "--resume", str(result.output)]
+        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
         again += ["--data-dir", str(data_dir)] if data_dir is not None else []
         again += ["--engine", engine] if engine != IN_PROCESS else []
         err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
 from bilateral.engine.federation import Problem, load_server_view
+from bilateral.engine.named_code import check_named, check_named_by_user
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import analyse, initial_model
@@ -57,10 +58,18 @@ class Exported:
 
 
 @checked
-def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str | Path | None = None) -> ExportCard:
+def export_run(
+    run_directory: str | Path,
+    target: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    model: str | None = None,
+    data: str | None = None,
+) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
-    The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export).
+    The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export). A run of a user's own
+    functions needs them named again, as `model` and `data`: a directory never decides what code runs.
     """
     run_directory, target = Path(run_directory), Path(target)
     if target.exists():
@@ -69,6 +78,8 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
     directory, plan = RunDirectory.open(run_directory)
+    command = ("bilateral", "export", str(run_directory), "--output", str(target))
+    check_named(directory.path, plan, (model, data), command)
     checkpoint = load_checkpoint(directory.checkpoint)
     if checkpoint.plan_digest != plan.digest():
         raise CheckpointError(
@@ -76,18 +87,18 @@ def export_run(run_directory: str | Path, target: str | Path, *, data_dir: str |
             remedy="Put the run's own plan.toml back.",
         )
     view = load_server_view(plan, None if data_dir is None else Path(data_dir))
-    model = initial_model(plan, view.problem)
-    graph = analyse(model, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
+    network = initial_model(plan, view.problem)
+    graph = analyse(network, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
     trained = combination_of(plan, view.problem.loss, len(view.members), graph).name
-    _restore_model(model, checkpoint, f"{trained}/model/", directory.checkpoint)
-    check_export(model, graph, view.problem.examples)
+    _restore_model(network, checkpoint, f"{trained}/model/", directory.checkpoint)
+    check_export(network, graph, view.problem.examples)
     state = perturbed_state(
-        model, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
+        network, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
     )
-    model.load_state_dict(state)
-    model.eval()
-    card = _card(plan, view.problem, evaluate(model, view.test_data, view.problem.loss))
-    writer(model, card, target)
+    network.load_state_dict(state)
+    network.eval()
+    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
+    writer(network, card, target)
     return card
 
 
@@ -161,15 +172,6 @@ _WRITERS: dict[str, Callable[[nn.Module, ExportCard, Path], None]] = {
     ".onnx": _write_onnx,
     ".pt2": _write_program,
 }
-
-
-def check_named_by_user(path: Path, what: str, in_file: str, by_user: str | None) -> None:
-    """Refuse to run a function that only the file names."""
-    if ":" in in_file and in_file != by_user:
-        raise CheckpointError(
-            f"{path} wants to run `{in_file}` as its {what}, and a file must not decide what code runs.",
-            remedy=f"If you trust that function, name it: --{what} {in_file}",
-        )
 
 
 @checked

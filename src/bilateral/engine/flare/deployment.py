@@ -19,6 +19,7 @@ from bilateral.engine.flare.job_content import has_references
 from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
 from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
+from bilateral.engine.named_code import is_own_code
 from bilateral.engine.plan import RunPlan, dump_plan
 from bilateral.engine.remote.conductor import sites_needed
 from bilateral.errors import PlanError
@@ -81,6 +82,11 @@ def check_deployable(plan: RunPlan) -> None:
         raise PlanError(
             f"federation.dropout is {plan.federation.dropout}: simulated dropouts belong to the in-process engine.",
             remedy="Leave it out; sites of a deployment come and go by themselves.",
+        )
+    if not plan.data.sites and plan.federation.num_clients is None and is_own_code(plan.data.name):
+        raise PlanError(
+            f"Who takes part would be known from {plan.data.name} only, and a file must not decide what code runs.",
+            remedy="Name the sites in the plan ([data.sites.NAME]).",
         )
     if has_references(plan.model_dump(mode="json")):
         raise PlanError(

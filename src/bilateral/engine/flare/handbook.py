@@ -78,8 +78,8 @@ Ctrl-C in `submit` stops the run after the round at hand. To go on, or to look a
 
 Nothing has to be done for the others. The round goes on without the site if {needed} of {num_sites} sites are left;
 otherwise the server waits (`federation.patience`). `flare/startup/start.sh` starts a party again that died; after a
-reboot, start it by hand. `submit` begins a new term with the site in it, from the last round that was done. If
-`submit` itself was ended, the same command with `--resume` goes on.
+reboot, start it by hand. `submit` begins a new term with the site in it, from the last round that was done. If `submit`
+itself was ended, the same command with `--resume` goes on.
 
 ## Stop a party for good
 

@@ -1,4 +1,4 @@
-"""What a job's application may consist of: two JSON files that our recipes write, and nothing that refers elsewhere.
+"""What a job's application may consist of: two JSON files as our recipes write them, and nothing that refers elsewhere.
 
 FLARE fills in `{$VARIABLE}` from a site's environment, `{name}` from its own settings and `${...}` from secrets, reads
 settings in other formats that have references of their own, and takes Python files along. A job of ours needs none of

@@ -67,7 +67,7 @@ def is_job_id(value: object) -> bool:
     return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
 
 
-class JobGate(FLComponent):  # nvflare has no types
+class JobGate(FLComponent):
     """Listed in `local/resources.json` of every kit. At a site it guards the commands, at the server new jobs."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def guard_commands() -> None:
     known[:] = [one if isinstance(one, GuardedCommand) else GuardedCommand(one) for one in known]
 
 
-class GuardedCommand(RequestProcessor):  # nvflare has no types
+class GuardedCommand(RequestProcessor):
     """One of FLARE's processors, behind the checks. What is refused is told in fixed words: it is quoted nowhere."""
 
     def __init__(self, inner: RequestProcessor) -> None:

@@ -9,8 +9,7 @@ writes beside it, where no job reaches:
 - `data/`, empty: where the party's data are looked for, unless its settings say otherwise;
 - `identity.key`, mode 0600, in a site's kit only: its private identity key;
 - `spent/FINGERPRINT.json`, in a site's kit only: how many rounds of a plan the site has used. A plan's file is handed
-  out once, with the first kit that accepts the plan; without it the site takes no part, so no later kit resets a
-  budget.
+  out once, with the first kit that accepts the plan; without it the site takes no part: no later kit resets a budget.
 
 and changes in FLARE's part:
 

@@ -15,8 +15,11 @@ from bilateral.errors import ModelError
 def import_builder(path: str) -> Callable[..., object]:
     """The function that `path` names; ModelError if there is none."""
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ModelError(f"Expected a model as 'package.module:function', got {path!r}.")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise ModelError(
+            f"Expected a model as 'package.module:function', got {path!r}.",
+            remedy="Write the module with dots, then a colon, then the function.",
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:

@@ -1,0 +1,62 @@
+"""Code runs because a user named it, and never because a file did.
+
+A plan can name functions of a user's own, `package.module:function`, as its data or model. Plans are stored in run
+directories, audits and plan files, and are passed on: who opens one must not thereby run `os:system`. So whoever goes
+on with what a file says names such functions again, in that very call; nothing is imported before.
+
+Formal guarantee (tests/cli/test_named_code.py): no command of `bilateral`, and neither
+`export_run` nor `load_exported`, imports a module that a file names and the caller does not.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.engine.plan import RunPlan
+from bilateral.errors import CheckpointError
+
+
+def is_own_code(name: str) -> bool:
+    """Does a name of data or of a model stand for a function outside of this package?"""
+    return ":" in name
+
+
+def code_of(plan: RunPlan | HeteroPlan) -> dict[str, str]:
+    """What a plan would run besides this package, by the option that names it."""
+    if isinstance(plan, RunPlan):
+        found: dict[str, str] = {"data": plan.data.name, "model": plan.model.name}
+    else:
+        names = dict.fromkeys(one.name for one in plan.clients.architectures)
+        found = {"data": plan.data.name, "models": ",".join(names)}
+    return {what: name for what, name in found.items() if is_own_code(name)}
+
+
+def check_named(
+    source: str | Path, plan: RunPlan | HeteroPlan, by_user: Iterable[str | None], command: Sequence[str] = ()
+) -> None:
+    """Refuse a stored plan with functions that the caller has not named. `command`: what the caller asked for."""
+    given = {part for name in by_user if name is not None for part in (name, *name.split(","))}
+    wanted = code_of(plan)
+    unnamed = [
+        name for names in wanted.values() for name in names.split(",") if is_own_code(name) and name not in given
+    ]
+    if unnamed:
+        options = [part for what, name in wanted.items() for part in (f"--{what}", name)]
+        raise _refusal(source, unnamed, shlex.join([*command, *options]))
+
+
+def check_named_by_user(path: Path, what: str, in_file: str, by_user: str | None) -> None:
+    """Refuse to run a function that only a file names."""
+    if is_own_code(in_file) and in_file != by_user:
+        raise _refusal(path, [in_file], f"--{what} {in_file}")
+
+
+def _refusal(source: str | Path, names: Sequence[str], remedy: str) -> CheckpointError:
+    wanted = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
+    return CheckpointError(
+        f"{source} wants to run {wanted}, and a file must not decide what code runs.",
+        remedy=f"If you trust that code, name it: {remedy}",
+    )
