@@ -42,10 +42,13 @@ class OtherBatch:
         except Exception as error:  # torch raises many types for a shape that does not fit
             reason = f"it takes {BATCH} samples and not {OTHER_BATCH}: it depends on the number of samples ({error})"
             raise _refusal(label, reason) from error
-        for ours, theirs in zip(_tensors(output), _tensors(other), strict=False):
+        self._values[node] = other
+
+    def check_size(self, node: fx.Node, label: str, output: Any) -> None:
+        """After the call's own rule, which may know a better reason."""
+        for ours, theirs in zip(_tensors(output), _tensors(self._values[node]), strict=False):
             if ours.numel() * OTHER_BATCH != theirs.numel() * BATCH:
                 raise _refusal(label, "the size of its output does not follow the number of samples")
-        self._values[node] = other
 
     def repeat(self, node: fx.Node, module: nn.Module | None) -> None:
         """A call without activations: on numbers, or on constants."""

@@ -125,6 +125,7 @@ class _Walker:
                 )
             return output  # a constant
         applied = self._apply(node, module, site, args, kwargs)
+        self._other.check_size(node, label, output)
         if not only_moves(node):
             _keep_in_place(self._builder, site, held, _constants((args, kwargs)))
         if type(module) is nn.Linear:
