@@ -44,7 +44,9 @@ class _UsedTwice(nn.Module):
 
 def _by_autograd(root, parameters, cotangent):
     found = torch.autograd.grad(root, parameters, cotangent, retain_graph=True, allow_unused=True)
-    return torch.cat([torch.zeros(p.numel()) if g is None else g.reshape(-1) for p, g in zip(parameters, found)])
+    return torch.cat(
+        [torch.zeros(p.numel()) if g is None else g.reshape(-1) for p, g in zip(parameters, found, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
