@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from bilateral.errors import AuthenticationError, LostSumError, ProtocolError, T
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Incident, PlainAggregation
 from bilateral.learning.client import TrainingClient
-from bilateral.learning.exchange import SETUP, Dropouts, LocalExchange
+from bilateral.learning.exchange import SETUP, Dropouts, Enough, LocalExchange, kept_of
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation, UploadShape
 from bilateral.learning.uploading import MaskUploader, PairwiseUploader, announce
 from bilateral.protocols.mask.client import MaskClient
@@ -102,7 +103,8 @@ class Federation:
         exchange = Tampering(LocalExchange(self.clients, lambda *_: None), to_server, to_client)
         model = PlainModel(round_index, torch.ones(3, dtype=torch.float64))
         opened = self.aggregation.open(round_index, participants, exchange)
-        replies = exchange(round_index, {name: (*before, model) for name, before in opened.items()})
+        packets = {name: (*before, model) for name, before in opened.items()}
+        replies = exchange(round_index, packets, partial(self.aggregation.take, round_index))
         return self.aggregation.close(round_index, replies, exchange, (model,))
 
 
@@ -117,10 +119,18 @@ class Tampering:
     def __call__(self, round_index, packets, respond=None):
         if self.to_client is not None:
             packets = {name: tuple(self.to_client(name, m) for m in packet) for name, packet in packets.items()}
-        replies = self.inner(round_index, packets, respond)
-        if self.to_server is not None:
-            replies = {name: self.to_server(name, reply) for name, reply in replies.items()}
-        return {name: reply for name, reply in replies.items() if reply is not None}
+        silent = set()
+
+        def heard(name, reply):
+            changed = reply if self.to_server is None else self.to_server(name, reply)
+            if changed is None:
+                silent.add(name)
+                return ()
+            packet = () if respond is None else respond(name, changed)
+            return packet or Enough.keeping(kept_of(packet, changed))
+
+        replies = self.inner(round_index, packets, heard)
+        return {name: reply for name, reply in replies.items() if name not in silent}
 
 
 def of_one(name, kind, change):

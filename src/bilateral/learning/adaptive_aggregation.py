@@ -29,6 +29,9 @@ class AdaptiveAggregation:
         opened = self._inner.open(round_index, participants, exchange)
         return {name: (self._message(round_index), *packet) for name, packet in opened.items()}
 
+    def take(self, round_index: int, sender: str, reply: Message) -> Packet:
+        return self._inner.take(round_index, sender, reply)
+
     def close(
         self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
     ) -> Aggregate:

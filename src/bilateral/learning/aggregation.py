@@ -34,6 +34,10 @@ class Aggregation(Protocol):
         """Prepare a round; per client that is still there, the messages that precede the round's model."""
         ...
 
+    def take(self, round_index: int, sender: str, reply: Message) -> Packet:
+        """Called with each reply as it comes: nothing, or `Enough` where it was used and need not be kept."""
+        ...
+
     def close(
         self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
     ) -> Aggregate:
@@ -59,6 +63,10 @@ class PlainAggregation:
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
         return dict.fromkeys(participants, ())
+
+    def take(self, round_index: int, sender: str, reply: Message) -> Packet:  # noqa: ARG002
+        """Floats are added in the order of the names, so all are waited for."""
+        return ()
 
     def close(
         self,

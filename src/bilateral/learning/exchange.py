@@ -19,6 +19,32 @@ SETUP = -1
 """The round index of what is said before the first round."""
 Packet = Sequence[Message]
 """Messages that travel together; the client takes them in order and replies to the last."""
+
+
+@dataclass(frozen=True)
+class Taken(Message):
+    """Stands among the replies for one that was used when it came. It never travels."""
+
+    round_index: int
+
+
+class Enough(tuple[Message, ...]):
+    """An empty packet that also says what to keep of the last reply: a large one that was used need not be kept."""
+
+    kept: Message
+
+    @classmethod
+    def keeping(cls, kept: Message) -> Enough:
+        packet = cls()
+        packet.kept = kept
+        return packet
+
+
+def kept_of(packet: Packet, reply: Message) -> Message:
+    """What an exchange returns for a conversation that ended with `reply`, to which `packet` was the last word."""
+    return packet.kept if isinstance(packet, Enough) else reply
+
+
 Respond = Callable[[str, Message], Packet]
 """What the server says to a reply: the next packet, or nothing if that was the last of the conversation."""
 Record = Callable[[int, str, str, Message], None]
@@ -96,7 +122,7 @@ class LocalExchange:
             self.record(round_index, name, SERVER, reply)
             packet = respond(name, reply) if respond is not None else ()
             if not packet:
-                return reply
+                return kept_of(packet, reply)
 
     def _is_dead(self, round_index: int, name: str) -> bool:
         if self.dropouts is None:

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from bilateral.errors import LostSumError, ProtocolError, ThresholdError
 from bilateral.learning.aggregation import Incident, expect, uploads_among
-from bilateral.learning.exchange import SETUP, Exchange, Packet
+from bilateral.learning.exchange import SETUP, Enough, Exchange, Packet, Taken
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
     KeyAnnouncement,
@@ -125,6 +126,13 @@ class MaskedAggregation:
         opening = self._server.open_round(round_index, members, self._shape.num_terms + 1, self._shape.num_values)
         return self._share(round_index, opening, members, exchange)
 
+    def take(self, round_index: int, sender: str, reply: Message) -> Packet:
+        """Masked uploads are added up as they come: one is as large as all terms, and 64 bits a value."""
+        if not isinstance(reply, MaskedUpload):
+            return ()
+        self._collect(round_index, {sender: reply}, self._server.collect_upload, (MaskedUpload,))
+        return Enough.keeping(Taken(round_index))
+
     def close(
         self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
     ) -> Aggregate:
@@ -133,7 +141,7 @@ class MaskedAggregation:
         while server.refused:
             opening = server.retry()
             routed = self._share(round_index, opening, opening.participants, exchange)
-            self._collect_uploads(round_index, exchange(round_index, routed))
+            self._collect_uploads(round_index, exchange(round_index, routed, partial(self.take, round_index)))
         for name in server.refusers:
             reason = f"RangeRefusal from {name} could not be granted; it is left out of the round."
             self.incidents.append(Incident(round_index, name, reason))
@@ -168,7 +176,8 @@ class MaskedAggregation:
         return {name: (routed,) for name, routed in self._server.route().items()}
 
     def _collect_uploads(self, round_index: int, replies: Mapping[str, Message]) -> None:
-        self._collect(round_index, replies, self._server.collect_upload, (MaskedUpload, RangeRefusal, ShareComplaint))
+        new = {sender: reply for sender, reply in replies.items() if not isinstance(reply, Taken)}
+        self._collect(round_index, new, self._server.collect_upload, (MaskedUpload, RangeRefusal, ShareComplaint))
         for accuser, dealers in self._server.complaints.items():
             for dealer in dealers:
                 self._suspects.accuse(accuser, dealer)
@@ -204,6 +213,10 @@ class PairwiseAggregation:
         self._expected = set(members)
         opening = RoundMembers(round_index, tuple(sorted(members)))
         return {name: self._keys.packet(name, opening) for name in members}
+
+    def take(self, round_index: int, sender: str, reply: Message) -> Packet:  # noqa: ARG002
+        """Floats are added in the order of the names, so all are waited for."""
+        return ()
 
     def close(
         self,

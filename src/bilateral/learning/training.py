@@ -84,7 +84,7 @@ class Training:
     def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
         """Only a question of the protection is answered; uploads, masked or not, end the conversation."""
         if not isinstance(reply, Question):
-            return ()
+            return self.aggregation.take(round_index, sender, reply)
         try:
             return (self.server.answer(sender, reply),)
         except ProtocolError as error:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from bilateral.engine.events import Event, MessageRefused
 from bilateral.engine.remote.attendance import Attendance, Ping
 from bilateral.errors import ProtocolError
-from bilateral.learning.exchange import SERVER, Packet, Record, Respond
+from bilateral.learning.exchange import SERVER, Packet, Record, Respond, kept_of
 from bilateral.learning.vocabulary import TO_SERVER, stage_of
 from bilateral.protocols.messages import Message
 from bilateral.protocols.wire import decode, encode
@@ -115,7 +115,7 @@ class RemoteExchange:
                 self.record(round_index, name, SERVER, reply)
                 packet = respond(name, reply) if respond is not None else ()
             if not packet:
-                return reply
+                return kept_of(packet, reply)
             data = [encode(message) for message in packet]
 
     def _ask(self, round_index: int, name: str, packet: Packet, data: list[bytes]) -> Message | None:

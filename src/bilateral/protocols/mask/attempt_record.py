@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
@@ -52,6 +55,8 @@ class AttemptRecord:
         self.sealed: dict[str, SealedShares] = {}
         self.sharers: tuple[str, ...] = ()
         self.uploads: dict[str, MaskedUpload] = {}
+        """Without their values where those are added up as they come: where the length was known beforehand."""
+        self._total: npt.NDArray[np.int64] | None = None
         self.refusals: dict[str, RangeRefusal] = {}
         self.complaints: dict[str, ShareComplaint] = {}
         self.context = b""
@@ -115,6 +120,7 @@ class AttemptRecord:
             )
         if self._num_values is not None:
             message.expect_shape(sender, "values", (self._num_values,))
+            message = self._add(message)
         self.uploads[sender] = message
 
     def close_uploads(self, context: bytes = b"") -> SurvivorList:
@@ -177,6 +183,22 @@ class AttemptRecord:
                     f"RevealedShares from {sender}: the share of {owner} is not the one that {owner} committed to."
                 )
         self.reveals[sender] = message
+
+    def sum_of_uploads(self) -> npt.NDArray[np.int64]:
+        """The sum of the uploads, modulo 2^64, for whoever unmasks it: the record does not keep it."""
+        for message in self.uploads.values() if self._num_values is None else ():
+            self._add(message)
+        total, self._total = self._total, None
+        assert total is not None
+        return total
+
+    def _add(self, message: MaskedUpload) -> MaskedUpload:
+        """Add an upload to the sum; returns what is kept of it, which is its form."""
+        if self._total is None:
+            self._total = np.zeros(len(message.values), dtype=np.int64)
+        words = self._total.view(np.uint64)  # unsigned arithmetic wraps by definition
+        np.add(words, message.values.numpy().view(np.uint64), out=words)
+        return replace(message, values=torch.zeros(1, dtype=torch.int64).expand(len(message.values)))
 
     def _is_held(self, owner: str, sharers: set[str]) -> bool:
         return len(sharers.intersection(self.graph.neighbourhood(owner))) >= self.threshold_around(owner)

@@ -1,4 +1,4 @@
-"""Step 6: from the revealed shares to the sum. Pure: it reads a record and changes nothing.
+"""Step 6: from the revealed shares to the sum. It takes the sum of the uploads out of the record, and nothing else.
 
 1. Combine the shares: self seeds of survivors, escrow keys of dropped sharers.
 2. Open the escrows of the dropped; check every self seed against its owner's commitment. Who dealt wrongly is named.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +32,7 @@ def unmasked_sum(record: AttemptRecord, row_lengths: list[int]) -> Tensor:
         for name, pair_seed in _opened_escrow(record, dropped, secrets[dropped]).items():
             if name in survivors:
                 seeds.append((bound_seed(pair_seed, record.context), -mask_sign(name, dropped)))
-    total = np.zeros(sum(row_lengths), dtype=np.int64)
-    for sender in survivors:
-        words = total.view(np.uint64)
-        np.add(words, record.uploads[sender].values.numpy().view(np.uint64), out=words)
+    total = record.sum_of_uploads()
     add_masks(total, seeds, row_lengths)
     return torch.from_numpy(total)
 

@@ -1,0 +1,61 @@
+"""What a round keeps in memory, counted in the bytes of living arrays: not a matter of the allocator or the machine."""
+
+import gc
+
+import torch
+
+from bilateral.engine.federation import load_federation
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.setup import make_blueprint
+from bilateral.learning.exchange import LocalExchange
+from bilateral.protocols.mask.messages import MaskedUpload
+
+
+def _living_bytes(dtype):
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.dtype == dtype and thing.layout == torch.strided:
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+def _round(clients):
+    plan = RunPlan().with_settings(
+        {
+            "model.name": "mlp-3",
+            "model.options": {"width": 64},
+            "federation.clients": clients,
+            "training.rounds": 1,
+        }
+    )
+    blueprint = make_blueprint(plan, load_federation(plan))
+    training = blueprint.server()
+    before = _living_bytes(torch.int64)
+    num_values = blueprint.graph.num_parameters
+    kept = []
+
+    def record(round_index, sender, receiver, message):
+        if isinstance(message, MaskedUpload):
+            new = {place: size for place, size in _living_bytes(torch.int64).items() if place not in before}
+            kept.append(sum(size for size in new.values() if size >= 8 * num_values))
+
+    exchange = blueprint.local_exchange(record)
+    assert isinstance(exchange, LocalExchange)
+    training.advance(0, blueprint.federation.names, exchange)
+    assert len(kept) == clients
+    return max(kept) / (8 * num_values), exchange
+
+
+def test_masked_uploads_are_added_up_as_they_come_and_not_kept():
+    """At any time the one that has just come is alive, and what the server's secrets have of that size."""
+    few, _ = _round(3)
+    many, _ = _round(6)
+    assert many < few + 0.5
+
+
+def test_the_clients_of_a_simulation_have_one_model_between_them():
+    _, exchange = _round(6)
+    places = {tuple(p.data_ptr() for p in client.half._model.parameters) for client in exchange.clients.values()}
+    assert len(places) == 1
