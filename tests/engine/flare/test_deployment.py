@@ -29,7 +29,8 @@ from bilateral.errors import DataError, DeploymentError, PlanError
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
 SITES = {"hospital-a": 100, "hospital-b": 150, "hospital-c": 205}
-LIMIT = 600
+HANG = 1500
+"""Seconds after which the script does not move any more; it also gives up by itself, and then says at what."""
 
 
 def shell_environment():
@@ -57,10 +58,10 @@ def followed(tmp_path_factory):
     with log.open("w") as output:
         done = subprocess.run(
             [HOW_TO / "loopback.sh", folder],
-            env=shell_environment(),
+            env={**shell_environment(), "LOOPBACK_SECONDS": str(HANG - 300)},
             stdout=output,
             stderr=output,
-            timeout=LIMIT,
+            timeout=HANG,
             check=False,
         )
     assert done.returncode == 0, log.read_text()[-4000:]
