@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.engine.test_in_process import plan
 
 from bilateral.engine.privacy import privacy_of
 from bilateral.errors import PlanError
-from tests.engine.test_in_process import plan
 
 CLIENTS, FEWEST = 12, 9  # more than two thirds
 SOUND = {

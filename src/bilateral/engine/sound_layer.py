@@ -102,8 +102,8 @@ def clip_settings(around: Surroundings) -> ClipSettings:
     noise, scales = around.plan.noise, term_scales(around)
     if noise.unit == "sample" and max(around.sample_counts) > MAX_SAMPLES:
         raise PlanError(
-            f"Expected at most {MAX_SAMPLES} samples at a client, got {max(around.sample_counts)}: rounding in a larger "
-            "sum is not paid for.",
+            f"Expected at most {MAX_SAMPLES} samples at a client, got {max(around.sample_counts)}: what a larger sum "
+            "rounds is not paid for.",
             remedy="Divide the samples among more clients.",
         )
     if noise.unit == "client":
