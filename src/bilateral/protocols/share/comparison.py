@@ -39,6 +39,8 @@ FACTOR_OCTAVES: Final = 10
 """Factors span 2^10. More would blur sizes further, but a factor much smaller than the number it hides lets the number
 through: u / k has few candidates then. At 20 fraction bits factors are 2^20 to 2^30, activations around 2^20."""
 _MAX_FACTOR_BITS: Final = 31
+PRODUCT_BITS: Final = 62
+"""A compared number times its factor is below 2^this in size."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ STYLES: Final = {style.name: style for style in (HARDENED, PUBLISHED)}
 
 def factor_bits(fraction_bits: int) -> int:
     """Factors are below 2^this, so that a product of a compared number and a factor stays below 2^62."""
-    return min(_MAX_FACTOR_BITS, 62 - VALUE_BITS - fraction_bits)
+    return min(_MAX_FACTOR_BITS, PRODUCT_BITS - VALUE_BITS - fraction_bits)
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,6 +164,18 @@ def judge(masked: Tensor, mask: Tensor, product_share: Tensor, bit_share: Tensor
     blinded = masked - mask
     positive = (blinded > 0).to(torch.int64)
     return Judgement(positive * blinded - product_share, positive - bit_share)
+
+
+def left_range(masked: Tensor, mask: Tensor) -> Tensor:
+    """The querying party: for which samples (rows) a compared number was certainly 2^VALUE_BITS or more in size.
+
+    Numbers within the range give |u| < 2^62, so there is no false alarm. A wrong sign needs |k t| >= 2^63, and goes
+    unnoticed only if that is 3/4 of 2^64 or more, modulo 2^64: never below three times the range.
+    """
+    found: Tensor = (masked - mask + (1 << PRODUCT_BITS) < 0).any(
+        1
+    )  # -2^62 <= u < 2^62 has no sign bit after the shift
+    return found
 
 
 def _factors(words: Tensor, top: int, is_logarithmic: bool) -> Tensor:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from bilateral.arguments import checked
-from bilateral.errors import MalformedMessageError, ProtocolError
+from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share import ring
 from bilateral.protocols.share.answering import AnsweringSeeds, AnsweringSession
-from bilateral.protocols.share.circuit import Circuit
+from bilateral.protocols.share.circuit import VALUE_BITS, Circuit
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.conversation import SERVER, Traffic, Transport, run_together
 from bilateral.protocols.share.helping import HelpingBatch, HelpingSecrets, HelpingSession, Program, Request
@@ -68,6 +68,7 @@ class PredictionClient:
         self._model: FixedPointModel | None = None
         self._queries: Tensor | None = None
         self._answers: dict[int, Tensor] = {}
+        self._left_range: dict[int, Tensor] = {}
         self._seen: set[bytes] = set()
         self._answering: dict[bytes, AnsweringSession] = {}
         self._querying: dict[bytes, QueryingSession] = {}
@@ -81,16 +82,33 @@ class PredictionClient:
         """The queries (floats, batch first) to be asked next."""
         self._queries = queries
         self._answers.clear()
+        self._left_range.clear()
         for session in self._querying.values():
             session.restart()
 
     def take_answers(self) -> Tensor:
-        """The sums of the logits (float64) for all queries that were asked."""
+        """The sums of the logits (float64) for all queries that were asked.
+
+        `NumericalRangeError` if numbers in a network left the range in which comparisons are right, as far as this
+        party sees it (`comparison.left_range`); `out_of_range` says for which queries.
+        """
         answered = sum(len(part) for part in self._answers.values())
         if self._queries is None or answered != len(self._queries):
             raise ProtocolError(f"{self.name} has answers to {answered} of its queries.")
+        left = self.out_of_range()
+        if len(left):
+            raise NumericalRangeError(
+                f"{self.name}: {len(left)} of {answered} queries took numbers of an answering network to "
+                f"{2**VALUE_BITS} or beyond, where comparisons are not right (the first is query {int(left[0])}).",
+                remedy="Leave these queries out (`out_of_range`), or bring them nearer to the network's own data.",
+            )
         self._queries = None
         return torch.cat([self._answers.pop(start) for start in sorted(self._answers)])
+
+    def out_of_range(self) -> Tensor:
+        """Indices of those queries whose answers are known to be worthless. Nobody else is told."""
+        parts = [self._left_range[start] for start in sorted(self._left_range)]
+        return torch.cat(parts).nonzero().reshape(-1) if parts else torch.zeros(0, dtype=torch.int64)
 
     def handle(self, message: Message) -> Message:
         """The reply to a message of the server."""
@@ -164,15 +182,19 @@ class PredictionClient:
         if message.fraction_bits != max((s.circuit.output.fraction_bits for s in sessions), default=-1):
             raise MalformedMessageError(f"{SERVER} sent logits of no session, or with other fraction bits than theirs.")
         total, covered = message.logits.to(self._device), set()
+        left: list[Tensor] = []
         for session, batch_index in zip(sessions, message.batch_indices, strict=True):
-            queries, mask = session.finish(batch_index)
+            queries, mask, left_range = session.finish(batch_index)
+            left.append(left_range)
             covered.add((queries.start, queries.stop))
             expect_tensor(SERVER, "logits", message.logits, tuple(mask.shape), torch.int64)
             total = total - (mask << (message.fraction_bits - session.circuit.output.fraction_bits))
         if len(covered) != 1:
             raise MalformedMessageError(f"{SERVER} summed the answers to different queries.")
         divisor = sessions[0].circuit.output.divisor
-        self._answers[covered.pop()[0]] = ring.decode(total.cpu(), message.fraction_bits) / divisor
+        start = covered.pop()[0]
+        self._left_range[start] = torch.stack(left).any(0)
+        self._answers[start] = ring.decode(total.cpu(), message.fraction_bits) / divisor
         return Acknowledged(message.session_ids[0])
 
     def _close(self, message: SessionEnd) -> Message:

@@ -15,7 +15,7 @@ from torch import Tensor
 from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.protocols.share import ring, truncation
 from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit
-from bilateral.protocols.share.comparison import judge
+from bilateral.protocols.share.comparison import judge, left_range
 from bilateral.protocols.share.messages import (
     BatchRequest,
     BlindedValues,
@@ -47,6 +47,8 @@ class _QueryingBatch:
     size: int
     judging: Stream
     comparisons: deque[int]
+    left_range: Tensor
+    """For which of its queries a number of the network left the range of comparisons, as far as this party sees."""
     is_shared: bool = False
     """Its queries were sent: the mask that hides them hides nothing else."""
 
@@ -90,6 +92,7 @@ class QueryingSession:
             size,
             Stream(self._seeds.with_answerer, "comparison", index, size, self._device),
             deque(self.circuit.comparison_sizes),
+            torch.zeros(size, dtype=torch.bool),
         )
         self._next_query += size
         inputs: dict[int, Tensor] = {}
@@ -107,7 +110,7 @@ class QueryingSession:
         return Correlations(self._seeds.session_id, index, tuple(products), tuple(carries))
 
     def _check_range(self, queries: Tensor) -> None:
-        """Far beyond what a network was checked on, its numbers may leave the range of comparisons: noise."""
+        """Far beyond what a network was checked on, its numbers are likely to leave the range of comparisons."""
         largest, allowed = float(queries.abs().max()), QUERY_HEADROOM * self.circuit.largest_input
         if not largest <= allowed:
             raise NumericalRangeError(
@@ -136,15 +139,18 @@ class QueryingSession:
         expect_tensor(self._sender, "values", message.values, shape, torch.int64)
         batch.comparisons.popleft()
         masked = message.values.to(stream.device)
-        found = judge(masked, stream.words(*shape), stream.words(*shape), stream.words(*shape))
+        mask = stream.words(*shape)
+        batch.left_range |= left_range(masked, mask).cpu()
+        found = judge(masked, mask, stream.words(*shape), stream.words(*shape))
         return SelectedValues(self._seeds.session_id, message.batch_index, found.product.cpu(), found.bit.cpu())
 
-    def finish(self, batch_index: int) -> tuple[slice, Tensor]:
-        """Which queries a batch had, and what the answering party's outputs for them are masked with."""
+    def finish(self, batch_index: int) -> tuple[slice, Tensor, Tensor]:
+        """Which queries a batch had, what the answering party's outputs for them are masked with, and which of them
+        left the range."""
         batch = self._batch(batch_index)
         del self._open[batch_index]
         mask = Stream(self._seeds.with_answerer, "output", batch_index, batch.size, self._device)
-        return batch.queries, mask.words(batch.size, *self.circuit.output.shape)
+        return batch.queries, mask.words(batch.size, *self.circuit.output.shape), batch.left_range
 
     def _batch(self, batch_index: int) -> _QueryingBatch:
         if batch_index not in self._open:
