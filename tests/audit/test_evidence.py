@@ -5,8 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-
-from audit.samples import (
+from tests.audit.samples import (
     BROKEN,
     HOLDS,
     distinguisher,
@@ -17,6 +16,7 @@ from audit.samples import (
     read_softmax,
     with_ssim,
 )
+
 from bilateral.audit.evidence import Condition, Gate, evidence_from
 from bilateral.audit.scores import AGREEMENT, AUC, PSNR, SOFTMAX_ERROR, SSIM, Scores
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.audit.shared_samples import asked
 
-from audit.shared_samples import asked
 from bilateral.audit.shared_truth import compared_numbers, without_masks
 from bilateral.audit.shared_views import (
     answering_view,

@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-
-from audit.samples import (
+from tests.audit.samples import (
     BLIND_ATTACK,
     BROKEN,
     FUNCTION,
@@ -25,6 +24,7 @@ from audit.samples import (
     read_softmax,
     with_ssim,
 )
+
 from bilateral.audit.evidence import Condition, Evidence, Gate, evidence_from
 from bilateral.audit.scores import AUC, EPSILON_BOUND, PSNR, SSIM, Metric, Scores
 from bilateral.audit.verdict import LEVEL, SUSPICION, combine, judge, judge_claims, rows

@@ -11,6 +11,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.models.test_scale_graph_adversarial import Net
 from torch import fx, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
@@ -21,7 +22,6 @@ from bilateral.models.transitional import expand
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from models.test_scale_graph_adversarial import Net
 from reference.harness import randomised, relative_error, run_round
 
 IMAGE, FLAT = (3, 6, 6), (5,)

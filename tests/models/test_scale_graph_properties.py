@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.models.random_graphs import networks
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.statistics import scaled_buffers
-from models.random_graphs import networks
 from reference.gradients import normalised_scales, plain_gradient, with_effective_epsilon
 from reference.harness import draw, perturbed_copy, relative_error, run, run_round
 

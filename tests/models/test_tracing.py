@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models.test_scale_graph_adversarial import Net
 from torch import nn
 
 from bilateral.errors import ModelError
@@ -11,7 +12,6 @@ from bilateral.models.builder import Axis
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.tracing import walk
-from models.test_scale_graph_adversarial import Net
 
 
 def test_union_find_remembers_the_first_reason_for_a_pin():

@@ -4,6 +4,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.models.test_scale_graph_adversarial import Net
 from torch import nn
 
 from bilateral.errors import PlanError
@@ -11,7 +12,6 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.local_model import LocalModel, channels_last_is_safe, prefers_channels_last
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from models.test_scale_graph_adversarial import Net
 from reference.gradients import plain_gradient
 from reference.harness import randomised, relative_error, run_round
 

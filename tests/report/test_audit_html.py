@@ -6,8 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-
-from audit.samples import (
+from tests.audit.samples import (
     BROKEN,
     GUARANTEE,
     HOLDS,
@@ -18,6 +17,7 @@ from audit.samples import (
     membership,
     picture,
 )
+
 from bilateral.audit.auditor import Skipped
 from bilateral.audit.evidence import Condition
 from bilateral.protocols.guarantee import Claim, Leak

@@ -8,8 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.audit.samples import (
+    BLIND_ATTACK,
+    BROKEN,
+    HOLDS,
+    distinguisher,
+    fitted_secrets,
+    picture,
+    read_softmax,
+    with_ssim,
+)
 
-from audit.samples import BLIND_ATTACK, BROKEN, HOLDS, distinguisher, fitted_secrets, picture, read_softmax, with_ssim
 from bilateral.audit.evidence import Curve, Picture
 from bilateral.report.audit_overview import overview_figure
 from bilateral.report.audit_pictures import (

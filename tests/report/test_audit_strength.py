@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-
-from audit.samples import (
+from tests.audit.samples import (
     BLIND_ATTACK,
     BROKEN,
     HOLDS,
@@ -15,6 +14,7 @@ from audit.samples import (
     membership,
     read_softmax,
 )
+
 from bilateral.audit.evidence import Condition
 from bilateral.audit.scores import AUC, EPSILON_BOUND, PSNR, SOFTMAX_ERROR, Scores
 from bilateral.audit.verdict import judge

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-
-from audit.samples import (
+from tests.audit.samples import (
     BLIND_ATTACK,
     BROKEN,
     HOLDS,
@@ -18,6 +17,7 @@ from audit.samples import (
     read_softmax,
     with_ssim,
 )
+
 from bilateral.audit.auditor import FAILED, NOT_ASKED, Skipped
 from bilateral.protocols.guarantee import Claim, Guarantee
 from bilateral.report.audit_table import WIDEST, audit_tables

@@ -4,8 +4,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.audit.samples import (
+    BLIND_ATTACK,
+    BROKEN,
+    GUARANTEE,
+    HOLDS,
+    audit_of,
+    distinguisher,
+    fitted_secrets,
+    with_ssim,
+)
 
-from audit.samples import BLIND_ATTACK, BROKEN, GUARANTEE, HOLDS, audit_of, distinguisher, fitted_secrets, with_ssim
 from bilateral.audit.experiments.private_judge import CONFIDENCE
 from bilateral.audit.scores import (
     AGREEMENT,

@@ -5,8 +5,8 @@ import json
 
 import pytest
 from rich.console import Console
+from tests.audit.samples import BLIND_ATTACK, BROKEN, HOLDS, audit_of
 
-from audit.samples import BLIND_ATTACK, BROKEN, HOLDS, audit_of
 from bilateral.audit.auditor import stored_result
 from bilateral.report.audit_html import audit_html
 from bilateral.report.audit_table import audit_tables

@@ -5,8 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-
-from audit.samples import (
+from tests.audit.samples import (
     BLIND_ATTACK,
     BROKEN,
     HOLDS,
@@ -17,6 +16,7 @@ from audit.samples import (
     picture,
     read_softmax,
 )
+
 from bilateral.audit.auditor import NOT_ASKED, Skipped, stored_result
 from bilateral.audit.ledger import LEDGER
 from bilateral.cli.options import build_plan

@@ -65,7 +65,8 @@ class Training:
         replies = exchange(round_index, packets, partial(self._answer, round_index))
         answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question)}
         total = self.aggregation.close(round_index, answered, exchange, (model,))
-        update = self.server.recover(total)
+        update, contributors = self.server.recover(total), total.contributors
+        del total, model, packets, replies, answered  # each as large as the model, or larger
         if not bool(torch.isfinite(update.gradient).all()):
             raise NumericalRangeError(
                 f"The aggregated gradient of round {round_index} holds NaN or infinite values.",
@@ -74,12 +75,12 @@ class Training:
         self.last_gradient = update.gradient
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
         update_running_statistics(self.model, self.graph, update.statistics)
-        if not bool(torch.isfinite(self.weights()).all()):
+        if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
             raise NumericalRangeError(
                 f"The model's weights became NaN or infinite in round {round_index}.",
                 remedy="Lower the learning rate and start anew.",
             )
-        return total.contributors
+        return contributors
 
     def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
         """Only a question of the protection is answered; uploads, masked or not, end the conversation."""

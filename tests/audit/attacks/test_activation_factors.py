@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from tests.audit.shared_samples import asked
 
-from audit.shared_samples import asked
 from bilateral.audit.attacks.activation_factors import dotted_queries, first_layer, read_exactly
 from bilateral.audit.shared_views import blinded_numbers, querying_view
 from bilateral.protocols.share.circuit import FRACTION_BITS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.audit.shared_samples import asked, some_queries
 
-from audit.shared_samples import asked, some_queries
 from bilateral.audit.attacks.activation_signs import read_by_vote, read_once
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.shared_views import blinded_numbers, querying_view

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from tests.audit.attacks.inversion_bed import Bed, mlp, rectified
 
-from audit.attacks.inversion_bed import Bed, mlp, rectified
 from bilateral.audit.attacks.analytic import first_linear, has_bias, invert_row, invert_without_bias, row_candidates
 
 torch.set_num_threads(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.audit.shared_samples import small_network
 
-from audit.shared_samples import small_network
 from bilateral.audit.attacks.answer_copying import copy_answers
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.audit.attacks.inversion_bed import Bed, mlp, rectified, smooth
 
-from audit.attacks.inversion_bed import Bed, mlp, rectified, smooth
 from bilateral.audit.attacks.batched_lbfgs import minimise
 from bilateral.audit.attacks.deep_leakage import deep_leakage
 from bilateral.audit.attacks.gradient_matching import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.audit.attacks.inversion_bed import Bed, mlp
 
-from audit.attacks.inversion_bed import Bed, mlp
 from bilateral.audit.attacks.labels import read_label, read_labels_of_sum
 
 torch.set_num_threads(1)

@@ -49,11 +49,11 @@ def stripped(recording, colluders):
     return stripped_upload(server_view(recording, colluders), 0, VICTIM, rings(recording, colluders)).terms
 
 
-def test_stripping_gives_the_upload_exactly_if_all_partners_collude(masked, plain):
+def test_stripping_gives_the_upload_but_for_its_last_bits_if_all_partners_collude(masked, plain):
     opening = server_view(masked).message(MaskOpening, round_index=0)
     units = torch.tensor([2.0**-bits for bits in opening.fraction_bits[:-1]], dtype=torch.float64)
-    error = (stripped(masked, NAMES[1:]) - plain).abs().max(1).values
-    assert bool((error <= units).all())
+    error = (stripped(masked, NAMES[1:]) - plain).abs()
+    assert bool((error <= units[:, None] + 2.0**-21 * plain.abs()).all())
 
 
 @pytest.mark.parametrize("colluders", [(), NAMES[1:2], NAMES[1:3]])

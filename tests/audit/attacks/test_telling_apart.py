@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tests.audit.shared_samples import NAMES, small_network, some_queries
 
-from audit.shared_samples import NAMES, small_network, some_queries
 from bilateral.audit.attacks.telling_apart import describe, guess_worlds
 from bilateral.audit.shared_truth import without_masks
 from bilateral.audit.shared_views import SharedParties, answering_view, helping_view

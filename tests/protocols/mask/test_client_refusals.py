@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.protocols.mask.harness import NAMES, Group, upload_of
+from tests.protocols.mask.walk import FIVE, Walk, cut, list_with
 
 from bilateral.errors import AuthenticationError, NumericalRangeError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.messages import SurvivorList, UnmaskRequest
@@ -13,8 +15,6 @@ from bilateral.protocols.mask.sealing import SharePair, seal
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import signed_content
 from bilateral.protocols.messages import Upload
-from protocols.mask.harness import NAMES, Group, upload_of
-from protocols.mask.walk import FIVE, Walk, cut, list_with
 
 torch.set_num_threads(1)
 

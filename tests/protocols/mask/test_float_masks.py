@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
+from tests.protocols.mask.harness import NAMES, RUN, Group, key_rings, upload_of
 
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.protocols.mask.float_masks import FloatMaskClient, gaussian
@@ -13,7 +14,6 @@ from bilateral.protocols.mask.guarantee import float_mask_guarantee, guarantee
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.messages import Upload, aggregate
-from protocols.mask.harness import NAMES, RUN, Group, key_rings, upload_of
 
 torch.set_num_threads(1)
 FOUR = NAMES[:4]

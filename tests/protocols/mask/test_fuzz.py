@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.protocols.mask.harness import RUN, Group, key_rings, sent
+from tests.protocols.mask.walk import FIVE, Walk
 from torch import Tensor
 
 from bilateral.errors import BilateralError, MalformedMessageError
@@ -18,8 +20,6 @@ from bilateral.protocols import wire
 from bilateral.protocols.mask import messages
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
-from protocols.mask.harness import RUN, Group, key_rings, sent
-from protocols.mask.walk import FIVE, Walk
 
 torch.set_num_threads(1)
 PROFILE = settings(

@@ -6,11 +6,11 @@ import re
 
 import pytest
 import torch
+from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, upload_of
 
 from bilateral.protocols.mask.guarantee import guarantee
 from bilateral.protocols.mask.neighbours import failure_probabilities
 from bilateral.protocols.mask.settings import MaskSettings
-from protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, upload_of
 
 torch.set_num_threads(1)
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
+from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, sent, upload_of
+from tests.protocols.mask.walk import FIVE, Walk
 
 from bilateral.errors import (
     AuthenticationError,
@@ -23,8 +25,6 @@ from bilateral.errors import (
 from bilateral.protocols.mask.messages import MaskOpening, RangeRefusal, RoutedShares, SurvivorList, UnmaskRequest
 from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
 from bilateral.protocols.mask.unmasking import unmasked_sum
-from protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, sent, upload_of
-from protocols.mask.walk import FIVE, Walk
 
 torch.set_num_threads(1)
 

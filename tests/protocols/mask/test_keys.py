@@ -9,12 +9,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.mask.harness import RUN, key_rings, sent
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.mask.keys import _FIELD, _LOW_ORDER, Identity, KeyDirectory, KeyRing
 from bilateral.randomness import SecureRandomness, SeededRandomness
-from protocols.mask.harness import RUN, key_rings, sent
 
 NAMES = ("anna", "bela", "cleo")
 

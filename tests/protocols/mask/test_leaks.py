@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, upload_of
 
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.messages import Upload
-from protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, upload_of
 
 torch.set_num_threads(1)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, kstest
+from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, RUN, Group, sent, upload_of
 
 from bilateral.errors import AuthenticationError, CheckpointError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
@@ -16,7 +17,6 @@ from bilateral.protocols.mask.sealing import Occasion, make_escrow, open_escrow,
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.unmasking import _reconstructed
 from bilateral.protocols.messages import Upload, aggregate
-from protocols.mask.harness import BEFORE_UPLOAD, NAMES, RUN, Group, sent, upload_of
 
 torch.set_num_threads(1)
 LENGTH = 40_000

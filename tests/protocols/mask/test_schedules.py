@@ -12,12 +12,8 @@ from fractions import Fraction
 
 import pytest
 import torch
-
-from bilateral.errors import ThresholdError
-from bilateral.protocols.mask.graph import PairGraph, graph_seed
-from bilateral.protocols.mask.settings import MaskSettings
-from protocols.mask import last_bits_oracle
-from protocols.mask.harness import (
+from tests.protocols.mask import last_bits_oracle
+from tests.protocols.mask.harness import (
     BEFORE_REVEAL,
     BEFORE_SHARES,
     BEFORE_SIGNATURE,
@@ -27,6 +23,10 @@ from protocols.mask.harness import (
     Group,
     upload_of,
 )
+
+from bilateral.errors import ThresholdError
+from bilateral.protocols.mask.graph import PairGraph, graph_seed
+from bilateral.protocols.mask.settings import MaskSettings
 
 torch.set_num_threads(1)
 NUM_SCHEDULES = 304

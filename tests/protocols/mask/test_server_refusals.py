@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.protocols.mask.harness import Group, upload_of
+from tests.protocols.mask.test_schedules import assert_sum
+from tests.protocols.mask.walk import FIVE, Walk, cut
 
 from bilateral.errors import AuthenticationError, BilateralError, LostSumError, ProtocolError, ThresholdError
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.sealing import SharePair, seal, share_digest
-from protocols.mask.harness import Group, upload_of
-from protocols.mask.test_schedules import assert_sum
-from protocols.mask.walk import FIVE, Walk, cut
 
 torch.set_num_threads(1)
 STEPS_WITH_MESSAGES = ("share", "upload", "sign", "reveal")

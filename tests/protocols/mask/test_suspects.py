@@ -7,13 +7,13 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.mask.harness import NAMES, RUN, key_rings
+from tests.protocols.mask.walk import FIVE, Walk
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import ShareComplaint
 from bilateral.protocols.mask.suspects import Suspects
-from protocols.mask.harness import NAMES, RUN, key_rings
-from protocols.mask.walk import FIVE, Walk
 
 
 def suspects_of(pairs, proven=()):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.protocols.mask.harness import NAMES, Group, sent, upload_of
+from tests.protocols.mask.test_schedules import assert_sum
+
 from bilateral.protocols.mask.settings import MaskSettings
-from protocols.mask.harness import NAMES, Group, sent, upload_of
-from protocols.mask.test_schedules import assert_sum
 
 FIVE = NAMES[:5]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
+from tests.protocols.noise.published_federation import Federation, NamedSecrets, everyone_else, ring_of
 
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
@@ -18,7 +19,6 @@ from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_accounting import NoiseLevels
 from bilateral.protocols.noise.published_stream import PairStream
 from bilateral.protocols.perturb.messages import SoftmaxQuery
-from protocols.noise.published_federation import Federation, NamedSecrets, everyone_else, ring_of
 from reference.gradients import plain_gradient
 from reference.harness import relative_error
 

@@ -7,6 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.models.random_graphs import networks
+from tests.models.test_scale_graph_properties import of_networks
+from tests.protocols.noise.published_federation import NamedSecrets, everyone_else
 from torch import nn
 
 from bilateral.errors import ModelError
@@ -18,9 +21,6 @@ from bilateral.protocols.noise.published_accounting import NoiseLevels
 from bilateral.protocols.noise.published_factors import FactorPlan
 from bilateral.protocols.noise.published_model import PublishedModel
 from bilateral.randomness import SeededRandomness
-from models.random_graphs import networks
-from models.test_scale_graph_properties import of_networks
-from protocols.noise.published_federation import NamedSecrets, everyone_else
 
 torch.set_num_threads(1)
 RANGE = (0.25, 4.0)

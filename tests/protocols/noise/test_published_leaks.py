@@ -9,10 +9,10 @@ import math
 from dataclasses import replace
 
 import torch
+from tests.protocols.noise.published_federation import Federation
 from torch import nn
 
 from bilateral.protocols.noise.published_accounting import satisfies, solve_noise, theta_complete
-from protocols.noise.published_federation import Federation
 from reference.harness import randomised, relative_error
 
 torch.set_num_threads(1)

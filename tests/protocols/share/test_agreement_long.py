@@ -13,13 +13,13 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.protocols.share.harness import Group, generator
 
 from bilateral.data import load_dataset
 from bilateral.errors import MissingDataError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.plaintext import predict
-from protocols.share.harness import Group, generator
 
 pytestmark = pytest.mark.long
 NUM_IMAGES = int(os.environ.get("BILATERAL_NUM_PREDICTIONS", "10000"))

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.share.harness import compared, generator, uniform_words
 
 from bilateral.protocols.share.circuit import MAX_FRACTION_BITS, VALUE_BITS
 from bilateral.protocols.share.comparison import HARDENED, PUBLISHED, Blinding, factor_bits, odd_inverse
 from bilateral.protocols.share.shuffling import random_orders
 from bilateral.protocols.share.streams import Stream
-from protocols.share.harness import compared, generator, uniform_words
 
 SEED = bytes(32)
 styles = pytest.mark.parametrize("style", [HARDENED, PUBLISHED], ids=lambda style: style.name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.protocols.share.harness import Group, fill, queries_like, secret_and_plain
 from torch import nn
 
 from bilateral.errors import BilateralError, ModelError, NumericalRangeError, UnsupportedLayerError
 from bilateral.protocols.share.circuit import Add, MaxPool, Relu
 from bilateral.protocols.share.compiler import compile_model
-from protocols.share.harness import Group, fill, queries_like, secret_and_plain
 
 SHAPE = (2, 8, 8)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like
 from torch import nn
 
 from bilateral.errors import BilateralError
@@ -21,7 +22,6 @@ from bilateral.protocols.share.messages import (
 )
 from bilateral.protocols.share.packing import pack_bits, to_bytes
 from bilateral.protocols.share.streams import SessionTerms, Stream
-from protocols.share.harness import QUERIER, Group, fill, queries_like
 
 ID = b"substituted name"
 QUERIES = queries_like((6,), count=1)

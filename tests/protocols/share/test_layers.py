@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.share.harness import Group, fill, generator, queries_like, secret_and_plain
 from torch import nn
 
 from bilateral.errors import ModelError
 from bilateral.protocols.share.circuit import AvgPool, Circuit, Concat, MaxPool, Relu
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.plaintext import FixedPointModel, predict
-from protocols.share.harness import Group, fill, generator, queries_like, secret_and_plain
 
 UNIT = 2.0**-20
 pools = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))

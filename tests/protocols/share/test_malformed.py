@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.protocols.share.harness import FROM_CLIENT, QUERIER, TO_CLIENT, Exchange, Group, fill, queries_like, sent
 from torch import Tensor, nn
 
 from bilateral.errors import BilateralError, MalformedMessageError, ProtocolError
 from bilateral.protocols import wire
 from bilateral.protocols.share import messages, ring
 from bilateral.protocols.share.compiler import compile_model
-from protocols.share.harness import FROM_CLIENT, QUERIER, TO_CLIENT, Exchange, Group, fill, queries_like, sent
 
 SHAPE, BATCH = (2, 6, 6), 2
 QUERIES = queries_like(SHAPE, count=BATCH)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
 from torch import nn
 
 from bilateral.errors import BilateralError, MalformedMessageError, NumericalRangeError, ProtocolError
@@ -26,7 +27,6 @@ from bilateral.protocols.share.messages import (
 from bilateral.protocols.share.plaintext import predict
 from bilateral.protocols.share.prediction import PredictionClient
 from bilateral.protocols.share.streams import Stream
-from protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
 
 SHAPE = (6,)
 ID = b"0123456789abcdef"

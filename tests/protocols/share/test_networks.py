@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like, secret_and_plain
 
 from bilateral.errors import ProtocolError
 from bilateral.models.zoo import build_model
@@ -13,7 +14,6 @@ from bilateral.protocols.share.comparison import PUBLISHED
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.messages import MaskedModel, MaskedValue
 from bilateral.protocols.share.plaintext import predict, predict_in_batches
-from protocols.share.harness import QUERIER, Group, fill, queries_like, secret_and_plain
 
 TOLERANCE = 2.0**-12
 SHAPE = (3, 16, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.protocols.share.harness import QUERIER, Group, compared, generator
 from torch import nn
 
 from bilateral.errors import NumericalRangeError
@@ -11,7 +12,6 @@ from bilateral.protocols.share.circuit import FRACTION_BITS, VALUE_BITS
 from bilateral.protocols.share.comparison import HARDENED, PUBLISHED, left_range
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.plaintext import predict
-from protocols.share.harness import QUERIER, Group, compared, generator
 
 RANGE = 1 << (VALUE_BITS + FRACTION_BITS)
 

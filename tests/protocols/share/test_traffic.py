@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like
 from torch import nn
 
 from bilateral.protocols.share import messages
 from bilateral.protocols.share.circuit import Dense
 from bilateral.protocols.share.compiler import compile_model
-from protocols.share.harness import QUERIER, Group, fill, queries_like
 
 SHAPE = (3, 8, 8)
 QUERIES = queries_like(SHAPE, count=4)

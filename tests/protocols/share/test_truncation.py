@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.share.harness import generator, uniform_words
 
 from bilateral.protocols.share import truncation
 from bilateral.protocols.share.packing import pack_bits, unpack_bits
-from protocols.share.harness import generator, uniform_words
 
 LIMIT = 2**62
 EDGES = [0, 1, -1, 2, -2, LIMIT - 1, -LIMIT, LIMIT - 2, -LIMIT + 1, LIMIT // 2, -LIMIT // 2, 2**32, -(2**32), 2**31]

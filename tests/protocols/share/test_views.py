@@ -7,6 +7,16 @@ import itertools
 
 import pytest
 import torch
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
+from tests.protocols.share.statistics import assert_same_distribution, assert_uniform, assert_uniform_bits
+from tests.protocols.share.views import (
+    simulated_answerer,
+    simulated_querier,
+    simulated_server,
+    structure,
+    view_of_client,
+    view_of_server,
+)
 from torch import Tensor, nn
 
 from bilateral.protocols.share.circuit import Circuit
@@ -15,16 +25,6 @@ from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.messages import AnswererTurn, BlindedValues, MaskedModel, SessionNotice, SummedLogits
 from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict
 from bilateral.protocols.share.streams import Stream
-from protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
-from protocols.share.statistics import assert_same_distribution, assert_uniform, assert_uniform_bits
-from protocols.share.views import (
-    simulated_answerer,
-    simulated_querier,
-    simulated_server,
-    structure,
-    view_of_client,
-    view_of_server,
-)
 
 SHAPE, BATCH = (4, 8, 8), 16
 

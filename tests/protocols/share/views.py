@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 import torch
+from tests.protocols.share.harness import compared, uniform_words
 from torch import Tensor
 
 from bilateral.protocols.share.circuit import Conv, Dense, MaxPool, Relu
 from bilateral.protocols.share.comparison import HARDENED
-from protocols.share.harness import compared, uniform_words
 
 
 def parts_of(message):

@@ -36,8 +36,9 @@ from bilateral.protocols.messages import Upload
 
 Words = NDArray[np.uint64]
 FloatArray = NDArray[np.float64]
-_SLACK_BITS = 22
-"""A candidate may be wrong by 2^-22 of a row's size: it was computed in float32."""
+_SLACK_BITS = 18
+"""A candidate may be wrong by 2^-18 of a row's size: it was computed in float32, and last bits are drawn (a value may
+be some times as large as its row)."""
 _LEAST_SLACK = 4.0
 _WORD_BITS = 64
 _MAX_ACROSS = 1 << 14

@@ -5,7 +5,7 @@
 2. Its masks with colluding clients, who have the same pair secrets.
 
 What is left carries the masks with the other honest clients. With one of them it is as uniform as before; with none
-it is the upload in fixed point (test_stripping_gives_the_upload_exactly_if_all_partners_collude).
+it is the upload in fixed point (test_stripping_gives_the_upload_but_for_its_last_bits_if_all_partners_collude).
 """
 
 from __future__ import annotations

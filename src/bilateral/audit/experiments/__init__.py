@@ -28,7 +28,7 @@ ABOUT: Final[Mapping[str, tuple[Subject | int, ...]]] = {
     "real-valued-masks": (6,),
     "sizes-from-refusals": (11,),
     "presence": (12,),
-    "weights-of-clients": ("single uploads",),
+    "weights-in-sums": ("single uploads",),
     "dishonest-server": ("overlapping sums",),
     "chosen-sample": (16,),
     "shared-answers": ("signs of activations", 5, 13, 14),
@@ -57,7 +57,7 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         sum_inversion,
         swapped_uploads,
         upload_terms,
-        weights_of_clients,
+        weights_in_sums,
     )
 
     if isinstance(plan, HeteroPlan):
@@ -77,7 +77,7 @@ def experiments_for(plan: RunPlan | HeteroPlan) -> tuple[Experiment, ...]:
         recorded_noise.EXPERIMENT,
         mask_leaks.EXPERIMENT,
         *sizes_and_presence.EXPERIMENTS,
-        weights_of_clients.EXPERIMENT,
+        weights_in_sums.EXPERIMENT,
         dishonest_server.EXPERIMENT,
         chosen_sample.EXPERIMENT,
     )

@@ -8,7 +8,9 @@ the site. The gate stands before all of this:
 - a site takes the commands in `COMMANDS`, which the server of this engine sends, and no others;
 - a job's id is one that FLARE made (a UUID of version 4, in its usual form), in the command and in the job's meta;
 - a job's application is what our recipes write (`job_content.check_app`): two JSON files, no references, no code;
-- the server refuses a job whose `meta.json` brings an id of another form.
+- the server refuses a job whose `meta.json` brings an id of another form;
+- commands come from the server and from nobody else (FLARE lets any participant send them), and who a message comes
+  from is what the certificate of its connection says (`sender_check`).
 
 Guarantee (tests/engine/flare/test_job_gate.py; live: test_job_names.py): nothing of a site outside the directory of a
 job with such an id is deleted, written or told, whatever comes in from the server on FLARE's command channel.
@@ -29,6 +31,7 @@ from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from bilateral.engine.flare.job_content import check_app
+from bilateral.engine.flare.sender_check import check_senders
 from bilateral.errors import BilateralError, PlanError
 
 COMMANDS: Final = frozenset(
@@ -75,9 +78,13 @@ class JobGate(FLComponent):
         guard_commands()
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """The server asks before it takes a new job."""
-        if event_type != EventType.SUBMIT_JOB:
-            return
+        """Before a party connects, and when the server is asked to take a new job."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            check_senders(fl_ctx.get_prop(FLContextKey.SITE_OBJ))
+        elif event_type == EventType.SUBMIT_JOB:
+            self._check_new_job(fl_ctx)
+
+    def _check_new_job(self, fl_ctx: Any) -> None:
         meta = fl_ctx.get_prop(FLContextKey.JOB_META)
         brought = meta.get(JobMetaKey.JOB_ID.value) if isinstance(meta, dict) else ""
         if brought is not None and not is_job_id(brought):

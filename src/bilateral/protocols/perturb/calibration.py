@@ -45,9 +45,12 @@ class Calibrator:
         for name, module in self._copy.named_modules():
             if isinstance(module, _BatchNorm) and len(inputs) > 1 and name not in kept:
                 module.train()
-        self._captured: list[Tensor] = []
+        captured: list[Tensor] = []
+        self._captured = captured
         self._head = self._copy.get_submodule(head)
-        self._head.register_forward_pre_hook(lambda _, args: self._captured.append(args[0]))
+        self._head.register_forward_pre_hook(
+            lambda _, args: captured.append(args[0])
+        )  # a hook that knew `self` would keep the copy alive
 
     def measure(self) -> Calibration:
         self._copy.load_state_dict(self._model.state_dict())

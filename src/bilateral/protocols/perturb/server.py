@@ -75,9 +75,11 @@ class PerturbServer:
     def start_round(self, round_index: int) -> PerturbedModel:
         """Step 1: fresh secrets, and the model under them."""
         graph, randomness = self._graph, self._randomness.child("round", round_index)
+        self._secrets = None  # those of the last round are four times the model
         secrets = draw_secrets(graph, self._settings, self._calibrated(round_index), randomness, self._draw_factors)
-        plain = graph.flatten(dict(self._model.named_parameters()), torch.float64)
-        perturbed = (secrets.ratio * plain).index_select(0, secrets.source)
+        scaled = graph.flatten(dict(self._model.named_parameters()), torch.float64).mul_(secrets.ratio)
+        perturbed = scaled.index_select(0, secrets.source)
+        del scaled
         noise = secrets.output_noise
         if self._settings.noise == "activation":
             weight = perturbed[graph.head_weight.slice].view(graph.head_weight.shape)
