@@ -82,7 +82,7 @@ def test_tables_of_bench_compare_with_fedsgd(capsys):
 
 
 def test_an_audit_and_its_page_compare_with_fedsgd(bilateral):
-    words = ("--effort", "smoke", "--only", "label-reading", "--workers", 1)
+    words = ("--effort", "smoke", "--only", "function-recovery", "--workers", 1)
     outcome = bilateral("audit", *QUICK, *words, "--details", "--output", "out")
     assert says_fedsgd(outcome.out)
     assert "FedSGD" in Path("out/audit.html").read_text()
