@@ -49,7 +49,7 @@ def inversion(
         adaptive=True,
         seen="uploads",
         target=Condition("this plan", (Scores(PSNR, tuple(target)),)),
-        positive=None if positive is None else Condition("FedAvg", (Scores(PSNR, tuple(positive)),)),
+        positive=None if positive is None else Condition("FedSGD", (Scores(PSNR, tuple(positive)),)),
         negative=None if negative is None else Condition("another image's gradient", (Scores(PSNR, tuple(negative)),)),
         gates=(Gate(PSNR, 20.0, "median"),),
         paired=True,
@@ -61,7 +61,7 @@ BROKEN = inversion(target=around(25.0, seed=1))
 """A protection that does not protect."""
 HOLDS = inversion()
 BLIND_ATTACK = inversion(target=around(5.0, seed=1), positive=around(11.0, seed=2))
-"""The target looks perfectly protected, but the attack does not even work on FedAvg."""
+"""The target looks perfectly protected, but the attack does not even work on FedSGD."""
 
 
 def fitted_secrets(**changes: object) -> Evidence:
@@ -73,7 +73,7 @@ def fitted_secrets(**changes: object) -> Evidence:
         adaptive=True,
         seen="the perturbed model",
         target=Condition("this plan", (Scores(AGREEMENT, rate(196, 200)),)),
-        positive=Condition("FedAvg", (Scores(AGREEMENT, rate(200, 200)),)),
+        positive=Condition("FedSGD", (Scores(AGREEMENT, rate(200, 200)),)),
         negative=Condition("random secrets", (Scores(AGREEMENT, rate(22, 200)),)),
         gates=(Gate(AGREEMENT, 0.95),),
         curves=(
@@ -116,7 +116,7 @@ def membership(**changes: object) -> Evidence:
         adaptive=False,
         seen="the perturbed model",
         target=Condition("this plan", (Scores(AUC, around(0.51, trials=5, spread=0.02)),)),
-        positive=Condition("FedAvg", (Scores(AUC, around(0.93, trials=5, spread=0.02)),)),
+        positive=Condition("FedSGD", (Scores(AUC, around(0.93, trials=5, spread=0.02)),)),
         negative=Condition("models without members", (Scores(AUC, around(0.5, trials=10, spread=0.02, seed=4)),)),
         gates=(Gate(AUC, 0.85),),
     )
@@ -171,7 +171,7 @@ def picture(rows: int = 3, channels: int = 1, size: int = 8) -> Picture:
 
     images = tuple((ramp, 0.8 * ramp + 0.2 * noise(), noise()) for _ in range(rows))
     return Picture(
-        "Reconstructions from one upload", ("target", "from FedAvg\n26.0 dB", "from this plan\n9.5 dB"), images
+        "Reconstructions from one upload", ("target", "from FedSGD\n26.0 dB", "from this plan\n9.5 dB"), images
     )
 
 

@@ -29,7 +29,7 @@ def evidence(tests, target, positive=0.99, negative=0.5):
         adaptive=True,
         seen="nothing",
         target=condition("this plan", target),
-        positive=condition("FedAvg", positive),
+        positive=condition("FedSGD", positive),
         negative=condition("null model", negative),
         gates=(Gate(AUC, 0.85),),
     )

@@ -23,7 +23,7 @@ STACKS = {
     "ring masks, cross entropy": RING,
     "no masks, squared error": BARE.with_settings({"training.loss": "mse"}),
     "no masks, offset noise": BARE.with_settings({"perturbation.noise": "offset", "perturbation.partitions": 3}),
-    "FedAvg": undefended(RING),
+    "FedSGD": undefended(RING),
     "BatchNorm": BARE.with_settings({"model.name": "convnet", "model.options": {"batch_norm": True}}),
     "two of three clients a round": BARE.with_settings({"federation.participation": 0.6}),
     "sound noise": RING.with_settings(
@@ -92,7 +92,7 @@ def test_the_total_under_ring_masks_is_the_sum_that_was_unmasked():
     assert relative(masked.server_rounds[0].recovered(), bare.server_rounds[0].recovered()) < 1e-7
 
 
-@pytest.mark.parametrize("stack", ["no masks, squared error", "no masks, offset noise", "FedAvg", "BatchNorm"])
+@pytest.mark.parametrize("stack", ["no masks, squared error", "no masks, offset noise", "FedSGD", "BatchNorm"])
 def test_gradient_of_a_bare_upload_is_that_clients_gradient(stack):
     plan = STACKS[stack]
     recording = recorded(plan)

@@ -85,7 +85,7 @@ class TestAnAttack:
         measured = with_ssim(HOLDS, 0.05, 0.05)
         found = judge(replace(measured, positive=HOLDS.positive, gates=(Gate(SSIM, 0.7),)))
         assert found.verdict == "proves nothing"
-        assert "positive control (FedAvg) misses mean SSIM >= 0.7" in found.reason
+        assert "positive control (FedSGD) misses mean SSIM >= 0.7" in found.reason
 
     def test_without_a_positive_control_proves_nothing(self):
         assert judge(inversion(positive=None)).verdict == "proves nothing"
@@ -225,7 +225,7 @@ class TestAClaim:
         assert verdict_of(11).verdict == "not tested"
 
     def test_gets_only_the_findings_of_those_it_is_about(self):
-        both = Guarantee("FedAvg", (), (Leak("the model", "clients", 0), Leak("gradients", "server", 0)))
+        both = Guarantee("FedSGD", (), (Leak("the model", "clients", 0), Leak("gradients", "server", 0)))
         to_clients, to_server = judge_claims(both, [replace(BROKEN, tests=0)])
         assert (to_clients.verdict, to_server.verdict) == ("not tested", "broken")
 
@@ -349,7 +349,7 @@ class TestNothingHoldsOnASuspicion:
     def test_an_interval_that_reaches_success(self):
         wide = Evidence(
             "single uploads", "curious server", "two seeds", True, "", two_seeds(0.45, 0.62),
-            Condition("FedAvg", (Scores(AUC, around(0.95, spread=0.01)),)),
+            Condition("FedSGD", (Scores(AUC, around(0.95, spread=0.01)),)),
             Condition("null", (Scores(AUC, around(0.5, trials=60, spread=0.05, seed=5)),)), (Gate(AUC, 0.85),),
         )  # fmt: skip
         found = judge(wide)

@@ -23,7 +23,7 @@ def test_run_prints_the_documented_object(bilateral):
 
 def test_run_tells_a_person_what_it_did_and_what_leaks(bilateral):
     outcome = bilateral("run", *QUICK, "--output", "out")
-    for words in ("test_accuracy", "FedAvg", "sent up / down", "what a client saw", "does not hide", "Results: out"):
+    for words in ("test_accuracy", "FedSGD", "sent up / down", "what a client saw", "does not hide", "Results: out"):
         assert words in outcome.out
     assert "4/4" in outcome.err  # progress without a terminal is lines on standard error
 

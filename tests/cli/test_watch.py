@@ -68,7 +68,7 @@ def test_one_picture_tells_how_the_run_stands(directory):
     for words in (
         "digits / lenet  flare-poc, term 0", "running", "12/20 rounds", "2 s a round", "16 s left",
         "4 of 5 sites in the last round", "1 round failed", "test_accuracy 0.7400", "0.5200 to 0.7400", "test_loss",
-        "difference to FedAvg 1.0e-07", "round 9, upload: no answer in", "site-2 missed at upload",
+        "difference to FedSGD 1.0e-07", "round 9, upload: no answer in", "site-2 missed at upload",
     ):  # fmt: skip
         assert words in outcome.output
     (row,) = (line.split() for line in outcome.output.splitlines() if line.startswith("site-2"))

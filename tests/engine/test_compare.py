@@ -19,7 +19,7 @@ def test_bytes_follow_the_number_of_terms():
         row["protection"]: row
         for row in compare(plan(training__rounds=3, training__loss="mse", model__options={"width": 200}))
     }
-    # one model down; up: 1 gradient (FedAvg), 3 terms (activation), 2 terms (offset)
+    # one model down; up: 1 gradient (FedSGD), 3 terms (activation), 2 terms (offset)
     assert abs(rows["perturbation-activation"]["bytes_ratio"] - 4 / 2) < 0.05
     assert abs(rows["perturbation-offset"]["bytes_ratio"] - 3 / 2) < 0.05
     # ring elements and masked floats have 8 bytes; shares of seeds and signatures are small beside a model

@@ -154,7 +154,7 @@ def own_secrets(names):
     "settings", [{}, {"training__loss": "mse"}, {"aggregation__masks": "float"}], ids=["ce", "mse", "float"]
 )
 def test_with_secrets_of_their_own_the_parties_end_where_fedavg_ends(settings):
-    # All samples in every round: a deployment deals its batches by secrets of its own, and FedAvg's would be others.
+    # All samples in every round: a deployment deals its batches by secrets of its own, and FedSGD's would be others.
     chosen = plan(**settings, training__dtype="float64", training__batch_size=0)
     view = server_view(chosen)
     of_server, of_clients = own_secrets(view.names)

@@ -66,7 +66,7 @@ def test_clients_that_die_at_any_stage_leave_a_training_over_the_survivors(loss)
         plan(federation__clients=7, federation__dropout=0.15, training__loss=loss, training__rounds=12),
         save=False,
     )
-    assert result.difference_to_fedavg < 2e-6  # FedAvg over the same survivors
+    assert result.difference_to_fedavg < 2e-6  # FedSGD over the same survivors
     assert len(result.failed) < 12
     assert result.finished
 
@@ -104,7 +104,7 @@ def test_a_malformed_question_is_an_incident_that_outlives_a_restart(tmp_path, m
     assert [(incident.round_index, incident.client) for incident in result.incidents] == [(1, "client-2")]
     assert "client-2" in result.incidents[0].reason
     assert not result.failed
-    assert result.difference_to_fedavg < 2e-6  # FedAvg over the other four in that round
+    assert result.difference_to_fedavg < 2e-6  # FedSGD over the other four in that round
 
 
 def test_ten_failed_rounds_in_a_row_end_the_run_with_a_checkpoint_to_resume_from(tmp_path):

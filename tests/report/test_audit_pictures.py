@@ -92,7 +92,7 @@ def test_captions_stand_above_their_columns():
     figure = picture_figure(picture(), BROKEN)
     assert [axes.get_title() for axes in figure.axes[:3]] == [
         "target",
-        "from FedAvg\n26.0 dB",
+        "from FedSGD\n26.0 dB",
         "from this plan\n9.5 dB",
     ]
 

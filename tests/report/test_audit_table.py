@@ -68,7 +68,7 @@ def test_every_attack_has_its_figures_and_controls():
     text = printed(audit_of([fitted_secrets()]))
     for figure in ("0.980 [0.950, 0.995]", "1.000 [0.982, 1.000]", "0.110 [0.070, 0.162]"):
         assert figure in text
-    for word in ("FedAvg", "random secrets", "adaptive curious", "agreement with"):
+    for word in ("FedSGD", "random secrets", "adaptive curious", "agreement with"):
         assert word in text
 
 
@@ -108,7 +108,7 @@ def test_an_unfinished_audit_says_so():
 
 
 def test_an_audit_without_claims_is_printed_too():
-    assert "Claims of this plan: none" in printed(audit_of([], Guarantee("FedAvg", (), ())))
+    assert "Claims of this plan: none" in printed(audit_of([], Guarantee("FedSGD", (), ())))
 
 
 def test_brackets_in_texts_are_shown_as_they_are():

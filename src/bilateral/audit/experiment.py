@@ -1,6 +1,6 @@
 """What an experiment is, and what it is given: the plan, how much work to spend, runs of the plan and of its controls.
 
-An experiment attacks one thing. It records runs of the plan (and of `undefended(plan)`: plain FedAvg with the same
+An experiment attacks one thing. It records runs of the plan (and of `undefended(plan)`: plain FedSGD with the same
 seeds and images, the positive control), cuts out an adversary's view, attacks, scores, and returns raw figures.
 """
 

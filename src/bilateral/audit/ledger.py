@@ -24,7 +24,7 @@ _LINES = (
         0,
         "the model to clients, each gradient to the server",
         _NOBODY,
-        "this is FedAvg without protection",
+        "this is FedSGD without protection",
         'protection = "perturbation" and aggregation.masks = "ring", as far as the other lines go',
     ),
     LedgerLine(

@@ -168,7 +168,7 @@ def record(
             on_round(round_index + 1, plan.training.rounds)
     return Recording(
         plan=plan,
-        protection=blueprint.name,
+        protection=blueprint.guarantee.protection,
         guarantee=training.guarantee,
         privacy=training.privacy,
         problem=federation.problem,

@@ -1,7 +1,8 @@
-"""Plain federated averaging of gradients, without any protection: the yardstick.
+"""FedSGD: plain averaging of gradients, without any protection, the yardstick.
 
-As in the papers (P0 eq. 3) a round is one gradient step on every client's batch, weighted by the clients' sample
-counts. It speaks the same messages as the protections, so that both run in the same loop.
+As in the papers (P0 eq. 3), which call it FedAvg, a round is one gradient on every client's batch, weighted by the
+clients' sample counts. It speaks the same messages as the protections, so that both run in the same loop. Identifiers
+keep the papers' word: docs/decisions/0023-fedsgd-by-name.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
+from bilateral.protocols.combination import spoken
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.local_model import LocalModel
@@ -26,7 +28,7 @@ from bilateral.protocols.perturb.settings import Loss
 from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
-    "fedavg",
+    spoken("fedavg"),
     claims=(),
     leaks=(
         Leak("the whole model", "clients", 0),
@@ -52,7 +54,7 @@ class FedAvgServer:
         return PlainModel(round_index, self._graph.flatten(dict(self._model.named_parameters()), self._dtype))
 
     def answer(self, sender: str, message: Message) -> Message:
-        raise ProtocolError(f"{sender} sent {type(message).__name__}, but FedAvg has no exchange inside a round.")
+        raise ProtocolError(f"{sender} sent {type(message).__name__}, but FedSGD has no exchange inside a round.")
 
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         return RecoveredUpdate(total.terms[0] / total.total_weight, total.statistics / total.total_weight)
@@ -61,7 +63,7 @@ class FedAvgServer:
         return {}
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """FedAvg keeps nothing between rounds but the model."""
+        """FedSGD keeps nothing between rounds but the model."""
 
 
 class FedAvgClient:
@@ -114,7 +116,7 @@ class FedAvgClient:
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:
-        raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedAvg has no exchange in a round.")
+        raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedSGD has no exchange in a round.")
 
 
 def _mse_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001

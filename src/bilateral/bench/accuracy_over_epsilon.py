@@ -1,9 +1,9 @@
 """`bench accuracy-over-epsilon`: what each way of adding noise leaves of a model (P2 figure 3), all in one table.
 
-FedAvg, P2's scheme as published and its two ablations share all settings. The sound mechanism has a clipping norm that
+FedSGD, P2's scheme as published and its two ablations share all settings. The sound mechanism has a clipping norm that
 the others do not have, and a perturbation with fewer terms (`NARROW`). The norm was chosen by hand on these data, one
 for a data set and all epsilons; that choice is not paid for in epsilon. The mechanism runs twice: around the perturbed
-model, and around the plain one. The plain one against FedAvg shows what clipping and noise for all rounds together cost
+model, and around the plain one. The plain one against FedSGD shows what clipping and noise for all rounds together cost
 (clipping also changes the training, and may help it); the perturbed one against the plain one, what perturbation adds.
 
 Epsilon is not one quantity here. P2 states it for one round and under conditions; the sound mechanism for the whole
@@ -132,7 +132,7 @@ def measure(workloads: Sequence[Workload], progress: Callable[[int, int, str], N
 
 
 def cases_of(workload: Workload) -> list[tuple[Lane, float | None]]:
-    """Every lane at every epsilon; FedAvg, which has none, once."""
+    """Every lane at every epsilon; FedSGD, which has none, once."""
     return [
         (lane, epsilon)
         for lane in lanes_of(workload)
@@ -141,7 +141,7 @@ def cases_of(workload: Workload) -> list[tuple[Lane, float | None]]:
 
 
 def lanes_of(workload: Workload) -> list[Lane]:
-    """FedAvg; published and its ablations, with FedAvg's settings; sound, perturbed and plain."""
+    """FedSGD; published and its ablations, with FedSGD's settings; sound, perturbed and plain."""
     sound = {"noise.mechanism": "sound"}
     return [
         Lane(FEDAVG, False, NO_NOISE, {"protection": "fedavg", "aggregation.masks": "none"}),
@@ -196,7 +196,7 @@ def _mean_and_spread(name: str, values: Sequence[float]) -> dict[str, float | No
 
 
 def _with_differences(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their distance to FedAvg and to MP-CDP at the same epsilon, in points of accuracy.
+    """Rows with their distance to FedSGD and to MP-CDP at the same epsilon, in points of accuracy.
 
     To MP-CDP for the published scheme alone: the others do not mean the same epsilon.
     """

@@ -22,7 +22,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [("resnet-20", {"batch_norm": False
 
 
 def measure_client_step(quick: bool, progress: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
-    """ResNet-20, batch 32, one partition: both losses, exchanges and noises, against FedAvg's client on the same batch.
+    """ResNet-20, batch 32, one partition: both losses, exchanges and noises, against FedSGD's client on the same batch.
 
     Both sides in torch's default memory format, as anybody would run a plain step, and in channels-last, which our
     client chooses where that is safe and accurate.

@@ -1,4 +1,4 @@
-"""`bench round-trip`: a round on FLARE under the default protection against plain FedAvg on the same engine.
+"""`bench round-trip`: a round on FLARE under the default protection against plain FedSGD on the same engine.
 
 Both are trained in one job, round by round in turn, by the same processes. All parties are on this machine and share
 its cores, so that with many sites a step takes longer by the clock than it would on a machine of its own; so do the
@@ -118,7 +118,7 @@ def _run(plan: RunPlan, engine: Engine) -> TimedRun:
 
 
 def case_rows(chosen: RoundTrip, case: Case, run: TimedRun) -> list[dict[str, Any]]:
-    """The protection's row and FedAvg's, over the rounds that both finished, without the first ones."""
+    """The protection's row and FedSGD's, over the rounds that both finished, without the first ones."""
     lanes: dict[int, dict[int, RoundTiming]] = {PROTECTED: {}, FEDAVG: {}}
     for timing in run.rounds:
         if timing.round_index >= WARMUP_ROUNDS:

@@ -56,7 +56,7 @@ def audit_command(
     clients: Clients = None,
     rounds: Rounds = None,
     loss: LossName = None,
-    protection: Annotated[str | None, typer.Option(help="perturbation or fedavg.", show_default=False)] = None,
+    protection: Annotated[str | None, typer.Option(help="perturbation or fedsgd.", show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
     mechanism: Annotated[
         str | None, typer.Option(help="Noise: sound, published, mp-cdp or mp-dp-naive.", show_default=False)
@@ -98,7 +98,7 @@ def audit_command(
 ) -> None:
     """Attack a plan from the place of each of its parties, and say which of its claims were not broken.
 
-    Every attack is also tried where nothing defends (plain FedAvg, mostly), where it must succeed, and where there is
+    Every attack is also tried where nothing defends (plain FedSGD, mostly), where it must succeed, and where there is
     nothing to find, where it must fail; otherwise it proves nothing, and the audit says so. Without a plan: the default
     of `bilateral run`, in a few minutes. Figures, pictures and a page for the browser go to a folder.
 

@@ -18,6 +18,7 @@ from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import DataDir, Json, Quiet
 from bilateral.cli.secure_prediction import chosen_prediction, prediction_table
 from bilateral.errors import PlanError
+from bilateral.protocols.combination import spoken
 
 MAX_COLUMNS = 9
 WIDEST_TABLE = 1000
@@ -155,17 +156,23 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     constant = [c for c in columns if len(rows) > 1 and len({str(row.get(c)) for row in rows}) == 1]
     if constant:
-        out.print(", ".join(f"{c} = {_cell(rows[0].get(c))}" for c in constant))
+        out.print(", ".join(f"{spoken(c)} = {_cell(_spoken(rows[0], c))}" for c in constant))
     table = Table(box=None, header_style="bold")
     varying = [c for c in columns if c not in constant]
     if len(varying) > MAX_COLUMNS:  # the spread is in --json
         varying = [c for c in varying if not c.endswith(("_p10", "_p90"))]
     for column in varying:
         justify: Literal["left", "right"] = "left" if isinstance(rows[0].get(column), str) else "right"
-        table.add_column(column.replace("_", "\n"), justify=justify, no_wrap=True)
+        table.add_column(spoken(column).replace("_", "\n"), justify=justify, no_wrap=True)
     for row in rows:
-        table.add_row(*[_cell(row.get(column)) for column in varying])
+        table.add_row(*[_cell(_spoken(row, column)) for column in varying])
     _print_whole(table)
+
+
+def _spoken(row: dict[str, Any], column: str) -> Any:
+    """A value as people read it; --json has the identifiers."""
+    value = row.get(column)
+    return spoken(value) if column in ("protection", "mechanism") and isinstance(value, str) else value
 
 
 def _print_whole(table: Table) -> None:

@@ -24,6 +24,7 @@ from bilateral.cli.options import (
 )
 from bilateral.engine.compare import PROTECTIONS, compare
 from bilateral.errors import PlanError
+from bilateral.protocols.combination import spoken
 
 
 def compare_command(
@@ -39,7 +40,7 @@ def compare_command(
         list[str] | None,
         typer.Option(help=f"Among {', '.join(PROTECTIONS)}; repeat for several.", show_default="all"),
     ] = None,
-    controls: Annotated[int, typer.Option(help="Number of reordered FedAvg runs.", min=0)] = 1,
+    controls: Annotated[int, typer.Option(help="Number of reordered FedSGD runs.", min=0)] = 1,
     rounds: Rounds = None,
     settings: Settings = None,
     output: Annotated[
@@ -49,9 +50,9 @@ def compare_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """FedAvg and the protections side by side, on the same batches.
+    """FedSGD and the protections side by side, on the same batches.
 
-    fedavg-reordered is FedAvg with every batch in another order: it shows how far rounding alone carries weights.
+    FedSGD-reordered is FedSGD with every batch in another order: it shows how far rounding alone carries weights.
 
     Examples:
 
@@ -103,11 +104,11 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             f"{first['rounds']} rounds, {first['partitions']} partition(s), seed {first['seed']}"
         )
         table = Table(box=None, header_style="bold")
-        for column in ("protection", first["metric"], "weights vs FedAvg", "time", "bytes"):
+        for column in ("protection", first["metric"], "weights vs FedSGD", "time", "bytes"):
             table.add_column(column, justify="left" if column == "protection" else "right")
         for row in members:
             table.add_row(
-                row["protection"],
+                spoken(row["protection"]),
                 f"{row['metric_value']:.4f}",
                 f"{row['weights_relative_difference']:.1e}",
                 f"{row['seconds_ratio']:.2f}x",

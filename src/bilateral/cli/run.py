@@ -52,7 +52,7 @@ def run_command(
     loss: LossName = None,
     noise: Annotated[str | None, typer.Option(help="activation or offset.", show_default=False)] = None,
     partitions: Annotated[int | None, typer.Option(help="Output groups with own secrets.", show_default=False)] = None,
-    protection: Annotated[str | None, typer.Option(help="perturbation or fedavg.", show_default=False)] = None,
+    protection: Annotated[str | None, typer.Option(help="perturbation or fedsgd.", show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Sound differential privacy with this budget.", show_default=False)
@@ -71,7 +71,7 @@ def run_command(
         bool | None,
         typer.Option(
             "--reference/--no-reference",
-            help="Train FedAvg beside it and compare; by default yes, except with sound noise.",
+            help="Train FedSGD beside it and compare; by default yes, except with sound noise.",
             show_default=False,
         ),
     ] = None,
@@ -211,7 +211,7 @@ def _note(report: RoundReport) -> str:
     metric, value = main_metric(report.metrics)
     difference = report.difference_to_fedavg
     failed = f"  {report.num_failed} failed" if report.num_failed else ""
-    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedAvg {difference:.1e}") + failed
+    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed
 
 
 def _status_note(status: RunStatus) -> str:
@@ -232,9 +232,9 @@ def _print_result(values: dict[str, Any]) -> None:
         if name != metric:
             table.add_row(name, f"{other:.4f}")
     if values["metrics_of_fedavg"] is not None:
-        table.add_row(f"{metric} of FedAvg, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}")
+        table.add_row(f"{metric} of FedSGD, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}")
         table.add_row(
-            "largest difference of weights to FedAvg",
+            "largest difference of weights to FedSGD",
             f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
         )
     if values.get("recovery_error") is not None:

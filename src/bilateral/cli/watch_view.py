@@ -164,7 +164,7 @@ class View:
         yield self.line(words + curve + (span if curve else ""))
         others = [f"{self.clean(other)} {number(found)}" for other, found in status.metrics.items() if other != name]
         if status.difference_to_fedavg is not None:
-            others.append(f"difference to FedAvg {status.difference_to_fedavg:.1e}")
+            others.append(f"difference to FedSGD {status.difference_to_fedavg:.1e}")
         if others:
             yield self.line("  ".join(others))
 

@@ -1,4 +1,4 @@
-"""Protections side by side with FedAvg: same seeds, same batches, in lockstep, timed alternately."""
+"""Protections side by side with FedSGD: same seeds, same batches, in lockstep, timed alternately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bilateral.learning.training import relative_difference
 from bilateral.randomness import SeededRandomness
 
 REORDERED = "fedavg-reordered"
-"""FedAvg with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
+"""FedSGD with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
 LANES: dict[str, dict[str, Any]] = {
     "perturbation-activation": {"perturbation.noise": "activation", "aggregation.masks": "none"},
     "perturbation-offset": {"perturbation.noise": "offset", "aggregation.masks": "none"},
@@ -62,7 +62,7 @@ def compare(
     data_dir: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per training: FedAvg, `num_controls` reordered ones, and the protections, all measured against FedAvg.
+    """One row per training: FedSGD, `num_controls` reordered ones, and the protections, all measured against FedSGD.
 
     `protections` are names of `LANES`, by default all that make sense: masks need two clients a round.
     """
@@ -89,7 +89,7 @@ def compare(
 
 
 def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protections: Sequence[str]) -> list[_Lane]:
-    """FedAvg first, then its reordered controls, then the protections."""
+    """FedSGD first, then its reordered controls, then the protections."""
     plans = [reference_plan(plan), *(plan.with_settings(LANES[name]) for name in protections)]
     bare, *protected = make_blueprints(plans, federation)
     controls = [_Lane(f"{REORDERED}-{number}", bare, number) for number in range(1, num_controls + 1)]

@@ -36,7 +36,7 @@ def run(
 ) -> RunResult:
     """Train as the plan says.
 
-    `reference` trains plain FedAvg beside it, round by round, and reports the difference; on the same batches, unless
+    `reference` trains plain FedSGD beside it, round by round, and reports the difference; on the same batches, unless
     the plan adds sound noise (which draws its own). By default it does so except with sound noise: a model without
     noise has no place in the directory of a private run.
     `save` keeps plan, metrics, events and checkpoints in `output`; `resume` goes on from the checkpoint there.
@@ -83,4 +83,4 @@ def run(
 
 
 def no_record(round_index: int, sender: str, receiver: str, message: Message) -> None:
-    """FedAvg beside a protected run is a yardstick; its traffic is not the run's."""
+    """FedSGD beside a protected run is a yardstick; its traffic is not the run's."""

@@ -133,7 +133,7 @@ class Surroundings:
 
 
 def plain_layer(around: Surroundings) -> Layer:
-    """FedAvg: everyone sees the model."""
+    """FedSGD: everyone sees the model."""
     graph = around.graph
 
     def make_client(seat: Seat) -> ClientParts:

@@ -67,7 +67,7 @@ def everyone(round_index: int, invited: Sequence[str]) -> Sequence[str]:  # noqa
 class RoundLoop:
     """Rounds from the last checkpoint to the end of the plan.
 
-    `reference`: plain FedAvg over the same contributors, round by round, as a yardstick. `checkpoint_every` 1 makes
+    `reference`: plain FedSGD over the same contributors, round by round, as a yardstick. `checkpoint_every` 1 makes
     every round durable before the next begins: killed at any moment, a run goes on with no round lost or applied
     twice. The line about a round is written before its checkpoint, so a round may be told of twice; the last counts.
     """
@@ -193,7 +193,7 @@ class RoundLoop:
                 _digest(self.main.training.last_gradient),
             )
         )
-        if self.reference is not None:  # FedAvg over the same clients
+        if self.reference is not None:  # FedSGD over the same clients
             self.reference.training.advance(round_index, contributors, self.reference.exchange)
 
     def _fail(self, round_index: int, error: ThresholdError) -> None:

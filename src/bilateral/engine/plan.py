@@ -204,6 +204,12 @@ class RunPlan(_Section):
         wanted = self.protection == "perturbation" or self.noise.mechanism == "sound"
         return "ring" if wanted and not pairwise and self.federation.num_participants(num_clients) > 1 else "none"
 
+    @field_validator("protection", mode="before")
+    @classmethod
+    def _one_name(cls, protection: Any) -> Any:
+        """Plans may say `fedsgd`, which it is; what is stored and fingerprinted is `fedavg`, as ever."""
+        return "fedavg" if protection == "fedsgd" else protection
+
     @field_validator("seed")
     @classmethod
     def _seed_fits(cls, seed: int) -> int:

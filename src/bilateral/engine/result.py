@@ -49,7 +49,7 @@ class RunResult:
     seconds: float
     transcript: Transcript
     difference_to_fedavg: float | None
-    """Largest relative difference of the weights to FedAvg's, over all rounds."""
+    """Largest relative difference of the weights to FedSGD's, over all rounds."""
     final_difference_to_fedavg: float | None
     metrics_of_fedavg: dict[str, float] | None
     view: ClientView | None

@@ -177,7 +177,7 @@ def make_blueprints(
 
 
 def reference_plan(plan: RunPlan) -> RunPlan:
-    """The same plan as plain FedAvg."""
+    """The same plan as plain FedSGD."""
     bare = {"protection": "fedavg", "aggregation.masks": "none", "noise.mechanism": "none"}
     return plan.with_settings(bare)
 

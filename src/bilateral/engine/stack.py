@@ -21,7 +21,7 @@ from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader
 from bilateral.models.scale_graph import ScaleGraph
-from bilateral.protocols.combination import Combination, combine
+from bilateral.protocols.combination import Combination, combine, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.float_masks import FloatMaskClient
@@ -158,7 +158,7 @@ def _stack(
         make_aggregation,
         layer.make_client,
         make_uploader,
-        combine(name, layer.guarantees, layer.closed),
+        combine(spoken(name), layer.guarantees, layer.closed),
         layer.weight,
         layer.privacy,
         layer.check,

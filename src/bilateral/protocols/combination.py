@@ -18,6 +18,11 @@ Masks = Literal["ring", "float", "none"]
 Mechanism = Literal["none", "sound", "published", "mp-cdp", "mp-dp-naive"]
 
 
+def spoken(identifier: str) -> str:
+    """An identifier of ours as people read it: `fedavg` averages one gradient a round, and that is FedSGD."""
+    return identifier.replace("fedavg", "FedSGD")
+
+
 @dataclass(frozen=True)
 class Combination:
     """A stack as it was chosen."""
@@ -31,7 +36,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """`perturbation + ring masks + sound noise`"""
+        """`perturbation + sound noise + ring masks`; checkpoints and plans know it by this. `spoken` is for people."""
         parts = ["perturbation" if self.perturbed else "fedavg"]
         if self.mechanism != "none":
             parts.append(self.mechanism if self.mechanism.startswith("mp-") else f"{self.mechanism} noise")
@@ -74,7 +79,7 @@ UNSOUND: Final = (
         lambda c: c.mechanism == "sound" and c.perturbed and c.loss == "ce",
         "the published exchange shows the server the softmax of every training sample (ledger line 8), so that no "
         "epsilon holds, and without it clipping is written for the squared error alone",
-        "Use training.loss = 'mse', or protection = 'fedavg'.",
+        "Use training.loss = 'mse', or protection = 'fedsgd'.",
     ),
     Rule(
         "sound noise with batch statistics",

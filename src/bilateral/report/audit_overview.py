@@ -116,7 +116,7 @@ def _legend() -> list[object]:
         dot(spoken("holds"), COLOURS["holds"], COLOURS["holds"]),
         dot(spoken("proves nothing"), COLOURS["proves nothing"], COLOURS["proves nothing"]),
         dot("hollow: attacker that does not know the protocol", "#525252", "white"),
-        Line2D([], [], color=_POSITIVE, linewidth=8, label="positive control (such as FedAvg)"),
+        Line2D([], [], color=_POSITIVE, linewidth=8, label="positive control (such as FedSGD)"),
         Line2D([], [], color=_NEGATIVE, linewidth=8, label="negative control (nothing to find)"),
         Line2D([], [], color="black", linestyle=":", label="what was claimed"),
     ]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bilateral.audit.attacks.uploads import sum_gradient, true_model
+from bilateral.audit.attacks.labels import read_label
+from bilateral.audit.attacks.uploads import best_explained, own_gradient, sum_gradient, true_model
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.experiment import EFFORTS, Context, undefended
 from bilateral.audit.experiments import sum_inversion
@@ -138,6 +139,32 @@ def test_colluders_take_exactly_their_part_out_of_the_sum(loss):
         rows.append(model.gradients(parameters[None], batch.inputs[None], targets[None])[0].double())
     expected = sum(w * row for w, row in zip(weights, rows, strict=True)) / sum(weights)
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
+
+
+def rightly_dealt_out(**settings: object) -> tuple[int, int]:
+    """Uploads of three honest clients, two others with the server, and the true samples to choose among: right, all."""
+    given = context(model__name="mlp-3", **settings)
+    recording = given.record(one_sample_plan(given.plan, 5, 100))
+    honest = tuple(recording.shares)[:3]
+    view = server_view(recording, tuple(recording.shares)[3:])
+    model, right = true_model(view.facts), 0
+    for index in range(recording.plan.training.rounds):
+        parameters = view.server_round(index).parameters.float()
+        samples = torch.stack([recording.batches[name, index].inputs[0].float() for name in honest])
+        for place, name in enumerate(honest):
+            gradient = own_gradient(view, index, name)
+            label = read_label(model, parameters, gradient.float())
+            right += torch.equal(best_explained(model, parameters, samples, gradient, label), samples[place])
+    return right, len(honest) * recording.plan.training.rounds
+
+
+def test_the_true_samples_themselves_are_dealt_out_at_chance_under_masks_and_rightly_without():
+    """Far more trials than an audit has: what is suspicious with 12 of them is settled here."""
+    masked = [rightly_dealt_out(seed=seed) for seed in range(4)]
+    right, total = (sum(column) for column in zip(*masked, strict=True))
+    assert total == 240
+    assert abs(right - total / 3) < 3.3 * (total * 2 / 9) ** 0.5
+    assert rightly_dealt_out(aggregation__masks="none") == (60, 60)
 
 
 @pytest.mark.long

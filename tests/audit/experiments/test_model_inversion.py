@@ -69,7 +69,7 @@ def test_the_picture_shows_each_class_in_every_condition(loud):
     naive, adaptive, _ = loud
     (picture,) = adaptive.pictures
     assert not naive.pictures
-    assert picture.columns == ("nearest private image", "FedAvg", "naive client", "adaptive client", "untrained")
+    assert picture.columns == ("nearest private image", "FedSGD", "naive client", "adaptive client", "untrained")
     assert len(picture.rows) == 10
     for row in picture.rows:
         assert len(row) == 5 and all(image.shape == (1, 8, 8) for image in row)

@@ -11,7 +11,7 @@ Otherwise, three attackers:
 - `fit_outputs`: has labelled samples; least squares (squared error) or maximum likelihood (cross entropy), with the
   guess as a prior that fades as samples come in.
 
-What they return is a function of inputs, sample by sample, differentiable, in float64. With plain FedAvg all of them
+What they return is a function of inputs, sample by sample, differentiable, in float64. With plain FedSGD all of them
 return the model's own outputs. A network with BatchNorm normalises with the statistics of the adversary's own data,
 since a client is sent no others.
 """

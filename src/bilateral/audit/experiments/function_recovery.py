@@ -227,7 +227,7 @@ def _evidence(
         adaptive=adaptive,
         seen=seen,
         target=Condition(f"{rounds} under {recording.protection}", (scores,)),
-        positive=Condition(f"{rounds} under FedAvg", (positive,)),
+        positive=Condition(f"{rounds} under FedSGD", (positive,)),
         negative=negative,
         gates=(Gate(AGREEMENT, 0.95) if target.metric == AGREEMENT else Gate(PREDICTION_ERROR, 0.1),),
         paired=True,

@@ -76,7 +76,7 @@ class Inversion:
 
     @cached_property
     def positive(self) -> Condition:
-        return self._scored("FedAvg, the same samples", self.control.trials, self._control_guesses)
+        return self._scored("FedSGD, the same samples", self.control.trials, self._control_guesses)
 
     @property
     def works(self) -> bool:
@@ -101,7 +101,7 @@ class Inversion:
     @cached_property
     def _control_guesses(self) -> list[Tensor]:
         observed = _own_gradients(server_view(self.control.recording), self.control)
-        return self._guesses("FedAvg", observed, self.control)
+        return self._guesses("FedSGD", observed, self.control)
 
     @cached_property
     def _naive_observed(self) -> Observed:
@@ -285,13 +285,13 @@ class Inversion:
         )
 
     def _pictures(self) -> tuple[Picture, ...]:
-        """Target, FedAvg, this plan's uploads, and of its sums the best candidate (chosen by the truth, to be seen)."""
+        """Target, FedSGD, this plan's uploads, and of its sums the best candidate (chosen by the truth, to be seen)."""
         if not is_image(self._sample):
             return ()
         bounds = self._kit(self.target).bounds
         columns: dict[str, list[Tensor]] = {"target": [trial.sample for trial in self.target.trials]}
         if all(torch.equal(a.sample, b.sample) for a, b in zip(self.target.trials, self.control.trials, strict=False)):
-            columns["from FedAvg"] = self._control_guesses
+            columns["from FedSGD"] = self._control_guesses
         columns[f"from {self._plan_words}"] = self._naive_guesses
         if not self._is_bare:
             sums = self._candidates_of_sums(server_view(self.target.recording))

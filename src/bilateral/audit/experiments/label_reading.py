@@ -34,7 +34,7 @@ DRAWS = 10
 def label_evidence(context: Context, target: Rounds, control: Rounds, tests: Subject | int) -> list[Evidence]:
     """Naive and adaptive rows on single uploads, and one on the sum."""
     plain = _own(server_view(control.recording), control)
-    positive = _condition("FedAvg, the same samples", control.trials, _read(plain))
+    positive = _condition("FedSGD, the same samples", control.trials, _read(plain))
     found = [_naive(context, target, positive, tests), _adaptive(context, target, positive, tests)]
     if has_line(target.recording.guarantee, 12):
         found.append(_of_sum(context, target, positive))

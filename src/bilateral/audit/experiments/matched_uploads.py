@@ -47,7 +47,7 @@ def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
                 f"batches of {len(runs.real.table.x)} of two of {len(runs.real.table.names)} clients",
                 _right(attacker, runs.real, metrics),
             ),
-            positive=condition_of("FedAvg, the same batches", _right(attacker, runs.bare, metrics)),
+            positive=condition_of("FedSGD, the same batches", _right(attacker, runs.bare, metrics)),
             negative=condition_of(
                 "batches that stay where they are, against coins",
                 _right(attacker, runs.same, metrics, more_coins(context, runs.same)),

@@ -1,7 +1,7 @@
-"""Membership inference by a curious client that has the model of the last round (ledger line 1; line 0 for FedAvg).
+"""Membership inference by a curious client that has the model of the last round (ledger line 1; line 0 for FedSGD).
 
 Members are OTHER clients' training samples, strangers unseen samples of the same source. Target: the plan's own
-protection, run by its real parties. Positive control: the same client against FedAvg, with the same seeds and samples.
+protection, run by its real parties. Positive control: the same client against FedSGD, with the same seeds and samples.
 Negative control: strangers against strangers under the same models, split at random again and again.
 The naive client takes the model's outputs as they come, the adaptive one fits the group secrets to its own samples.
 """
@@ -137,7 +137,7 @@ def _evidence(
         adaptive=adaptive,
         seen=", ".join(filter(None, ["the model of the last round", reads, "its own samples"])),
         target=Condition(f"other clients' samples; {game.kind}", membership_scores(_pairs(attack, target))),
-        positive=Condition("the same client against FedAvg", membership_scores(_pairs(attack, positive))),
+        positive=Condition("the same client against FedSGD", membership_scores(_pairs(attack, positive))),
         negative=Condition("strangers against strangers", membership_scores(_null_pairs(attack, target, context))),
         gates=attack.gates,
         remark=f"AUC inside the first run: {low:.3f} to {high:.3f} (bootstrap)"

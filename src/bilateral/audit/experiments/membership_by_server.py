@@ -7,7 +7,7 @@
 - The sum (line 12): is this sample in *anyone's* batch of the round, or in none? And, if the server knows how many
   samples each client has: whose is it?
 
-Positive control: FedAvg with the same seeds, batches and samples. Negative control: the same candidates against batches
+Positive control: FedSGD with the same seeds, batches and samples. Negative control: the same candidates against batches
 that the server made of samples of its own; for what is read as it comes, the same numbers shuffled.
 """
 
@@ -34,13 +34,13 @@ NUM_NULL = 60
 """Trials of the negative control, dealt over the seeds: they cost little."""
 BOTH: Final = (Gate(AUC, 0.85), Gate(TPR_AT_1, 0.2))
 METHODS: Final[tuple[Method, ...]] = ("likelihood ratio", "decomposition")
-FEDAVG = "FedAvg, the same seeds and samples"
+FEDAVG = "FedSGD, the same seeds and samples"
 UNRELATED = "batches of the server's own samples in place of the clients'"
 SHUFFLED = "the same numbers, shuffled"
 
 
 def run(context: Context) -> list[Evidence]:
-    """Record a round of the plan and of FedAvg for every seed, and attack both."""
+    """Record a round of the plan and of FedSGD for every seed, and attack both."""
     plan = context.plan.with_settings({"training.rounds": NUM_ROUNDS})
     bare = undefended(plan)
     scenes: list[Scene] = []

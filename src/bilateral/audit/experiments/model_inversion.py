@@ -37,8 +37,8 @@ from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import RoundModel
 
 GATES = (Gate(ATTACK_ACCURACY, 0.7),)
-"""P3 reports 0.60 and 0.68 on FedAvg: an attack that does worse than theirs shows nothing. Asked for another class the
-attack gets below 1 / classes, and with 30 trials the interval of 0.7 (0.51 to 0.85) is clear of that."""
+"""P3 reports 0.60 and 0.68 on what it calls FedAvg: an attack that does worse shows nothing. Asked for another class
+the attack gets below 1 / classes, and with 30 trials the interval of 0.7 (0.51 to 0.85) is clear of that."""
 MIN_TRIALS = 12
 """Four metrics in a paired test: 4 / 2^11 is the first below the level of the judge."""
 MAX_CLASSES = 20
@@ -46,7 +46,7 @@ MIN_ROUNDS = 50
 LEARNED = 0.8
 """Test accuracy from which a shortened training is worth attacking; below it the plan gets all its rounds."""
 MOST_PICTURE_ROWS = 10
-CONDITIONS = ("FedAvg", "naive client", "adaptive client", "untrained")
+CONDITIONS = ("FedSGD", "naive client", "adaptive client", "untrained")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _prepare(context: Context, federation: Federation) -> _Game:
 
 
 def _learns(plan: RunPlan, federation: Federation, rounds: int) -> bool:
-    """Whether so few rounds are enough to learn something, which plain FedAvg tells for the price of a fraction."""
+    """Whether so few rounds are enough to learn something, which plain FedSGD tells for the price of a fraction."""
     control = record(undefended(plan).with_settings({"training.rounds": rounds}), federation, keep=())
     found = evaluate(control.model.eval(), federation.test_data, federation.problem.loss)
     return found["test_accuracy"] >= LEARNED
@@ -140,13 +140,13 @@ def _learns(plan: RunPlan, federation: Federation, rounds: int) -> bool:
 def _attack_run(
     context: Context, game: _Game, number: int, progress: Callable[[float, str], None]
 ) -> dict[str, Tensor]:
-    """One run of the plan and one of FedAvg with the same seed; a guess a class from each of the conditions."""
+    """One run of the plan and one of FedSGD with the same seed; a guess a class from each of the conditions."""
     plan = context.plan.with_settings(
         {"seed": (context.plan.seed + number) % 2**63, "training.rounds": game.budget.rounds}
     )
     bare = undefended(plan)
     target = _recorded(plan, game, lambda fraction: progress(0.6 * fraction, "training"))
-    control = target if plan == bare else _recorded(bare, game, lambda f: progress(0.6 + 0.1 * f, "training FedAvg"))
+    control = target if plan == bare else _recorded(bare, game, lambda f: progress(0.6 + 0.1 * f, "training FedSGD"))
     searched = _victims(context, game, number, client_view(target, game.attacker), client_view(control, game.attacker))
     found: dict[str, Tensor] = {}
     for place, (name, outputs) in enumerate(searched.items()):
@@ -166,7 +166,7 @@ def _victims(context: Context, game: _Game, number: int, target: View, control: 
     seed = context.randomness("inversion", "untrained", number).integer_below(2**62)
     untrained = initial_model(context.plan, game.federation.problem, seed).eval()
     dtype = next(untrained.parameters()).dtype
-    victims: dict[str, Outputs] = {"FedAvg": naive_outputs(control, last_control)}
+    victims: dict[str, Outputs] = {"FedSGD": naive_outputs(control, last_control)}
     if context.plan.protection != "fedavg":
         victims["naive client"] = naive_outputs(target, last)
     victims["adaptive client"] = fit_outputs(target, last, target.data[game.attacker])
@@ -203,7 +203,7 @@ def _pooled(splits: Sequence[Split]) -> Split:
 
 def _evidence(context: Context, game: _Game, guesses: Sequence[Mapping[str, Tensor]]) -> list[Evidence]:
     plain = "naive client" not in guesses[0]
-    positive = Condition("a client of plain FedAvg", _scored(game, guesses, "FedAvg"))
+    positive = Condition("a client of plain FedSGD", _scored(game, guesses, "FedSGD"))
     untrained = _scored(game, guesses, "untrained")[0].mean
     remark = (
         f"{game.budget.runs} runs of {game.budget.rounds} rounds (the plan has {context.plan.training.rounds}); the "
@@ -256,7 +256,7 @@ def _picture(game: _Game, guess: Mapping[str, Tensor]) -> Picture:
 
     rows = []
     for place, number in enumerate(game.classes[:MOST_PICTURE_ROWS].tolist()):
-        real, _ = game.judge.nearest(guess["FedAvg"][place], number)
+        real, _ = game.judge.nearest(guess["FedSGD"][place], number)
         rows.append((shown(real), *(shown(guess[name][place]) for name in columns)))
     title = "Model inversion: what a class looks like inside the model"
     return Picture(title, ("nearest private image", *columns), tuple(rows))

@@ -187,7 +187,7 @@ def _evidence(
         True,
         seen,
         condition("the perturbed models of rounds", target),
-        condition("FedAvg, whose clients are sent the parameters", positive),
+        condition("FedSGD, whose clients are sent the parameters", positive),
         condition(negative_is, negative),
         (gate,),
         paired=True,

@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Undefended:
-    """The positive control: what FedAvg's clients are sent in each round, and the true parameters."""
+    """The positive control: what FedSGD's clients are sent in each round, and the true parameters."""
 
     received: tuple[Tensor, ...]
     truth: tuple[Tensor, ...]

@@ -96,7 +96,7 @@ def _values(
             (part_errors(graph, guess, trial.truth), _octaves(recording, trial, factors)),
         ),
         Condition(
-            "FedAvg, whose clients are sent the parameters",
+            "FedSGD, whose clients are sent the parameters",
             (part_errors(graph, plain.received[-1], plain.truth[-1]), sent),
         ),
         Condition(

@@ -154,7 +154,7 @@ def _attendance(context: Context) -> Sequence[Evidence]:
             adaptive=True,
             seen="senders of messages",
             target=_presence_read("this plan", ours, names),
-            positive=_presence_read("FedAvg", bare, names),
+            positive=_presence_read("FedSGD", bare, names),
             negative=Condition("a guess that knows how many", (Scores(PRESENCE_READ, tuple(guesses)),)),
             gates=(Gate(PRESENCE_READ, 0.95),),
             paired=True,

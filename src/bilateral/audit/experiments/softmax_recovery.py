@@ -4,7 +4,7 @@ Without an exchange (`softmax = "local"`) a client computes the softmax from wha
 
 A trial is a round: fresh secrets and a fresh batch of one client. Truth is the true model of that round, in float64, on
 that batch. Negative control: what belongs to another sample, of the batch or (with batches of one) of another round.
-Positive control: the true model computed in the plan's own precision, which is what a FedAvg client has.
+Positive control: the true model computed in the plan's own precision, which is what a FedSGD client has.
 """
 
 from __future__ import annotations

@@ -109,11 +109,11 @@ def _candidates(recording: Recording, truths: dict[int, Tensor], method: Method,
 
 
 def _one_sample_control(context: Context, plan: RunPlan, method: Method) -> Condition:
-    """The same attack, the same budget, on FedAvg with one sample behind the gradient: it must work there."""
+    """The same attack, the same budget, on FedSGD with one sample behind the gradient: it must work there."""
     count = len(context.federation().names)
     rounds = record_rounds(context, one_sample_plan(undefended(plan), count, context.effort.images))
     kit = kit_of(context, rounds.recording, "sums")
-    kit = replace(kit, on_progress=lambda fraction: context.on_progress(0.3 * fraction, "FedAvg"))
+    kit = replace(kit, on_progress=lambda fraction: context.on_progress(0.3 * fraction, "FedSGD"))
     view = server_view(rounds.recording)
     observed: Observed = observe(
         true_model(view.facts),
@@ -123,7 +123,7 @@ def _one_sample_control(context: Context, plan: RunPlan, method: Method) -> Cond
     )
     guesses = [found[0] for found in method.invert(observed, kit)]
     ruler, pairs = ruler_of(rounds.recording, kit), zip(guesses, rounds.trials, strict=True)
-    return condition("FedAvg, one sample a gradient", [ruler.score(guess, trial.sample) for guess, trial in pairs])
+    return condition("FedSGD, one sample a gradient", [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
 def _pictures(

@@ -31,7 +31,7 @@ def evidence_of(context: Context, attacker: Attacker, runs: Runs) -> list[Eviden
     """What this adversary reads and learns in the plan's run and in its controls."""
     left_out = left_out_of(context)
     wired = not attacker.sees_uploads
-    what = "FedAvg, uploads read on the wire" if wired else "FedAvg, the same batches"
+    what = "FedSGD, uploads read on the wire" if wired else "FedSGD, the same batches"
     seen = "every message of a round"
     if attacker.sees_uploads:
         seen += ", masks taken off as far as they are known"

@@ -26,7 +26,7 @@ PLAYING: Final = 0.8
 
 @dataclass(frozen=True)
 class Runs:
-    """All that was played: the plan, the attacker's own runs of it, and a run without swaps; and FedAvg."""
+    """All that was played: the plan, the attacker's own runs of it, and a run without swaps; and FedSGD."""
 
     real: Match
     own: tuple[Match, ...]
@@ -36,7 +36,7 @@ class Runs:
 
 
 def play_all(context: Context, table: Table) -> Runs:
-    """All runs; FedAvg has the seeds and the coins of the plan's own runs."""
+    """All runs; FedSGD has the seeds and the coins of the plan's own runs."""
     trials = NUM_TRIALS[context.effort.name]
     few = max(FEWEST_OWN, trials // (2 * NUM_OWN))
     plan, bare = table.plan, undefended(table.plan)

@@ -54,7 +54,7 @@ def _run(context: Context) -> list[Evidence]:
         target = _recorded(context, plan)
     context.on_progress(0.4, "undefended control")
     control = _recorded(context, undefended(plan))
-    positive = _scored("FedAvg, the same samples", _term(control, 0), control, kit)
+    positive = _scored("FedSGD, the same samples", _term(control, 0), control, kit)
     names = _term_names(context, plan)
     found = []
     for number, name in enumerate(names[:MOST_TERMS]):

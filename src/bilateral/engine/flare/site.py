@@ -19,7 +19,7 @@ from bilateral.engine.remote.site_desk import SiteDesk
 class Site:
     """Published to the job: FLARE lets every participant call it, so each call checks that the server is asking.
 
-    The arguments are what FLARE writes into the job: `plan` as JSON, and whether FedAvg is trained beside it.
+    The arguments are what FLARE writes into the job: `plan` as JSON, and whether FedSGD is trained beside it.
     """
 
     def __init__(self, plan: str, reference: bool = False, data_dir: str = "") -> None:

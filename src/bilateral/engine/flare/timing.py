@@ -149,7 +149,7 @@ class WatchedTraining(Training):
 
 @dataclass
 class WatchedConductor(Conductor):
-    """The same term; its lanes are timed. FedAvg runs beside the protection, round by round."""
+    """The same term; its lanes are timed. FedSGD runs beside the protection, round by round."""
 
     watch: Watch = field(default_factory=Watch)
 

@@ -2,7 +2,7 @@
 
     rounds = run_timed(plan, "flare-sim", Path("empty-directory"))
 
-FedAvg is trained beside the plan, round by round, in the same job and by the same processes.
+FedSGD is trained beside the plan, round by round, in the same job and by the same processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class TimedRun:
-    """Rounds of both lanes (0 is the plan, 1 is FedAvg), and how long each site worked on each ticket."""
+    """Rounds of both lanes (0 is the plan, 1 is FedSGD), and how long each site worked on each ticket."""
 
     rounds: list[RoundTiming]
     work: Mapping[tuple[str, int], Work]

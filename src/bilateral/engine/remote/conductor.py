@@ -168,7 +168,7 @@ class Conductor:
         return self.should_stop() or directory.stop_requested
 
     def _plans(self, checkpoint: Checkpoint | None) -> list[RunPlan]:
-        """The plan, and FedAvg beside it if that was asked for when the run began."""
+        """The plan, and FedSGD beside it if that was asked for when the run began."""
         wanted = self.reference
         if checkpoint is not None:
             wanted = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)

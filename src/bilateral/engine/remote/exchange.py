@@ -64,7 +64,7 @@ class Tickets:
 
 @dataclass
 class RemoteExchange:
-    """The way to the sites of a term, for one lane (a training; FedAvg beside it is another)."""
+    """The way to the sites of a term, for one lane (a training; FedSGD beside it is another)."""
 
     lane: int
     call: SiteCall

@@ -30,7 +30,7 @@ LOOSE_LIMIT: Final = 0.02
 _HIDDEN = (
     "Something acts in training that the trace of the model does not show: a hook, a layer kept in evaluation mode, an "
     "autograd.Function with a backward pass of its own, arithmetic with the batch size. Take it out, or train with "
-    "protection = 'fedavg'."
+    "protection = 'fedsgd'."
 )
 _ROUNDING = "Lower perturbation.noise_ratio, use perturbation.noise = 'offset', or train in float64 (training.dtype)."
 

@@ -1,0 +1,140 @@
+"""Each client gives one gradient a round, and that is FedSGD: no output and no page calls it FedAvg.
+
+What keeps the old word, and why: docs/decisions/0023-fedsgd-by-name.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from bilateral.bench.round_trip import PROTECTIONS as ROUND_TRIP_PROTECTIONS
+from bilateral.cli import bench
+from bilateral.cli.main import app
+from bilateral.engine.plan import RunPlan, dump_plan, fingerprint_of, load_plan
+from bilateral.errors import PlanError
+
+ROOT = Path(__file__).parents[2]
+QUICK = (
+    "--data", "breast-cancer", "--model", "mlp-3", "--clients", 3, "--rounds", 2, "--set", "model.options={width = 8}",
+)  # fmt: skip
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+PAGES = sorted(
+    {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")}
+)
+EXPLAINED = {
+    "README.md": ("the same as FedAvg with one local step",),
+    "docs/decisions/0002-one-gradient-per-round.md": ("The papers call it FedAvg",),
+    "src/bilateral/baselines/fedavg.py": ("which call it FedAvg",),
+    "src/bilateral/audit/experiments/model_inversion.py": ("on what it calls FedAvg",),
+}
+"""Where the word is explained or is a paper's, in these words."""
+ABOUT_THE_NAME = "docs/decisions/0023-fedsgd-by-name.md"
+
+
+def unexplained(path: Path, text: str) -> list[str]:
+    """What is left of the old name when its explanations are taken out."""
+    text = " ".join(text.split())
+    for words in EXPLAINED.get(path.relative_to(ROOT).as_posix(), ()):
+        text = text.replace(words, "")
+    return re.findall(r".{0,40}FedAvg.{0,20}", text)
+
+
+def says_fedsgd(text: str) -> bool:
+    return "FedSGD" in text and "fedavg" not in text.lower()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_help_text_has_the_old_name(bilateral, command):
+    outcome = bilateral(command, "--help")
+    assert outcome.code == 0
+    assert "fedavg" not in outcome.out.lower()
+
+
+def test_the_report_of_a_run_compares_with_fedsgd(bilateral):
+    outcome = bilateral("run", *QUICK, "--output", "out")
+    assert says_fedsgd(outcome.out)
+    assert says_fedsgd(outcome.err)  # progress
+    assert "fedavg" not in bilateral("watch", "out", "--once").out.lower()
+
+
+def test_the_report_of_a_run_without_protection_names_it(bilateral):
+    outcome = bilateral("run", *QUICK, "--protection", "fedsgd", "--masks", "ring")
+    assert says_fedsgd(outcome.out)
+    assert "What FedSGD + ring masks hides" in outcome.out
+
+
+def test_the_table_of_compare_compares_with_fedsgd(bilateral):
+    outcome = bilateral("compare", *QUICK, "--quiet")
+    assert says_fedsgd(outcome.out)
+    assert "FedSGD-reordered-1" in outcome.out
+
+
+def test_tables_of_bench_compare_with_fedsgd(capsys):
+    protections = ROUND_TRIP_PROTECTIONS.values()
+    rows = [{"protection": name, "ratio_to_fedavg": 1.0 + len(name), "overhead_of_fedavg": 0.1} for name in protections]
+    bench._print_rows(rows)
+    assert says_fedsgd(capsys.readouterr().out)
+
+
+def test_an_audit_and_its_page_compare_with_fedsgd(bilateral):
+    words = ("--effort", "smoke", "--only", "function-recovery", "--workers", 1)
+    outcome = bilateral("audit", *QUICK, *words, "--details", "--output", "out")
+    assert says_fedsgd(outcome.out)
+    assert "FedSGD" in Path("out/audit.html").read_text()
+    assert "FedAvg" not in Path("out/audit.html").read_text() + Path("out/audit.json").read_text()
+
+
+def test_errors_advise_fedsgd(bilateral):
+    outcome = bilateral("run", *QUICK, "--loss", "ce", "--epsilon", 8)
+    assert outcome.code != 0
+    assert "protection = 'fedsgd'" in outcome.err
+
+
+def test_no_string_of_the_source_has_the_old_name():
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        texts = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        if words := [one for text in texts for one in unexplained(path, text)]:
+            found[path.name] = words
+    assert not found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_has_the_old_name_unless_it_explains_it(page):
+    if page.relative_to(ROOT).as_posix() != ABOUT_THE_NAME:
+        assert not unexplained(page, page.read_text())
+
+
+def test_no_stored_audit_has_the_old_name():
+    stored = sorted((ROOT / "docs" / "audits").glob("*/audit.json"))
+    assert stored
+    assert [path.parent.name for path in stored if "FedAvg" in path.read_text()] == []
+
+
+def test_plans_may_say_fedsgd_and_are_the_plans_that_they_were(tmp_path):
+    old = RunPlan(protection="fedavg")
+    (tmp_path / "old.toml").write_text('protection = "fedavg"\n')
+    (tmp_path / "new.toml").write_text('protection = "fedsgd"\n')
+    for new in (load_plan(tmp_path / "new.toml"), RunPlan().with_settings({"protection": "fedsgd"})):
+        assert new == old == load_plan(tmp_path / "old.toml")
+        assert new.protection == "fedavg"
+        assert new.fingerprint() == old.fingerprint() == fingerprint_of(new.model_dump(mode="json"))
+        assert dump_plan(new) == dump_plan(old)
+    with pytest.raises(PlanError, match="protection"):
+        RunPlan().with_settings({"protection": "FedSGD with local epochs"})
+
+
+def test_files_and_scripts_keep_their_identifiers(bilateral):
+    result = bilateral("run", *QUICK, "--protection", "fedavg", "--json", "--quiet").json
+    assert {"difference_to_fedavg", "final_difference_to_fedavg", "metrics_of_fedavg"} <= set(result)
+    rows = bilateral("compare", *QUICK, "--json", "--quiet").json["rows"]
+    assert [row["protection"] for row in rows][:2] == ["fedavg", "fedavg-reordered-1"]
