@@ -121,6 +121,7 @@ class RoundLoop:
         try:
             return self._run()
         except BilateralError as error:
+            self._tell_incidents()
             self.tell(RunEnded(self._next_round, False, str(error)))
             raise
 

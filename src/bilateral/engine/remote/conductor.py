@@ -126,6 +126,7 @@ class Conductor:
             sites_needed(self.plan, len(names)),
             self.plan.federation.patience,
             stop,
+            all_invited=self.plan.masks(len(names)) == "float",
         )
         transcript = Transcript()
         way = partial(
@@ -135,7 +136,6 @@ class Conductor:
             attendance=attendance,
             pool=pool,
             tickets=Tickets(),
-            tell=directory.tell,
             timeout=self.plan.federation.timeout,
             ping_after=self.ping_after,
             on_exchange=self.on_exchange,
