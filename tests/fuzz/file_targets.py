@@ -104,7 +104,9 @@ def _runs(maker: _Maker) -> list[Target]:
     more = (home / "convnet.safetensors").read_bytes()
     return [
         maker.target("checkpoint", path / "checkpoint.safetensors", structured, resume),
-        maker.target("checkpoint with its checksum", _copy(path, maker), (checkpoint_mutation,), _resuming_copy(chosen, maker)),
+        maker.target(
+            "checkpoint with its checksum", _copy(path, maker), (checkpoint_mutation,), _resuming_copy(chosen, maker)
+        ),
         maker.target("export", export, structured, lambda: load_exported(export), more),
         maker.target("events", watched, (_line_mutation, blind), lambda: (events.read_new(), read_run(path))),
         maker.target("result", without_log / "result.json", (json_mutation, blind), lambda: read_run(without_log)),
@@ -162,7 +164,9 @@ def _plans(maker: _Maker) -> list[Target]:
     own = dump_plan(small_plan(noise__mechanism="sound", noise__epsilon=8.0, training__loss="mse"))
     hetero.write_text(dump_hetero_plan(HeteroPlan()))
     return [
-        maker.target("plan", plan, (toml_mutation, toml_mutation, blind), lambda: _settled(load_plan(plan)), own.encode()),
+        maker.target(
+            "plan", plan, (toml_mutation, toml_mutation, blind), lambda: _settled(load_plan(plan)), own.encode()
+        ),
         maker.target("hetero plan", hetero, (toml_mutation, blind), lambda: load_hetero_plan(hetero).digest()),
     ]
 
@@ -205,7 +209,10 @@ def _shortened(evidence: dict[str, Any]) -> dict[str, Any]:
     for name in ("target", "positive", "negative"):
         for scores in (evidence[name] or {"scores": []})["scores"]:
             scores["values"] = scores["values"][:6]
-    return {**evidence, "curves": [{**c, "lines": {k: v[:4] for k, v in c["lines"].items()}} for c in evidence["curves"]]}
+    return {
+        **evidence,
+        "curves": [{**c, "lines": {k: v[:4] for k, v in c["lines"].items()}} for c in evidence["curves"]],
+    }
 
 
 def _kits_and_jobs(maker: _Maker) -> list[Target]:
@@ -245,13 +252,22 @@ def _kits_and_jobs(maker: _Maker) -> list[Target]:
         maker.target("job", app, (zip_mutation, blind), lambda: check_app(app.read_bytes())),
         maker.target("job files", app, (_json_in_zip,), lambda: check_app(app.read_bytes())),
         maker.target(
-            "plan of a job", text, (json_mutation, blind), lambda: plan_of_job(text.read_text("utf-8", "replace")).digest()
+            "plan of a job",
+            text,
+            (json_mutation, blind),
+            lambda: plan_of_job(text.read_text("utf-8", "replace")).digest(),
         ),
         maker.target(
-            "accepted plan", text, (json_mutation, blind), lambda: accepted_plan(text.read_text("utf-8", "replace"), kit)
+            "accepted plan",
+            text,
+            (json_mutation, blind),
+            lambda: accepted_plan(text.read_text("utf-8", "replace"), kit),
         ),
         maker.target(
-            "hetero plan of a job", hetero, (json_mutation,), lambda: hetero_plan_of_job(hetero.read_text("utf-8", "replace"))
+            "hetero plan of a job",
+            hetero,
+            (json_mutation,),
+            lambda: hetero_plan_of_job(hetero.read_text("utf-8", "replace")),
         ),
     ]
 
@@ -278,7 +294,12 @@ def _data(maker: _Maker) -> list[Target]:
     _write_packed_svhn(folders["packed"], colour)
     write_mnist_idx(folders["mnist"], grey)
     write_mnist_idx(folders["gz"], grey, suffix=".gz")
-    write_npz(folders["npz"] / "ham10000.npz", tiny_set(rng, size=8, num_classes=7), site_train=["a"] * 20, site_test=["b"] * 10)
+    write_npz(
+        folders["npz"] / "ham10000.npz",
+        tiny_set(rng, size=8, num_classes=7),
+        site_train=["a"] * 20,
+        site_test=["b"] * 10,
+    )
     own = folders["own"] / "own.npz"
     numbers = np.arange(40, dtype=np.float64).reshape(10, 4)
     np.savez_compressed(own, x_train=numbers, y_train=np.arange(10) % 3, x_test=numbers, y_test=np.arange(10) % 2)
@@ -292,12 +313,16 @@ def _data(maker: _Maker) -> list[Target]:
         write_pickle(folders["cifar"] / "other" / "x", cifar_batch(colour.x_train[:2], colour.y_train[:2]), protocol)
         others.append((folders["cifar"] / "other" / "x").read_bytes())
     return [
-        maker.target("cifar pickle", batch, (pickle_mutation, pickle_mutation, blind), read("cifar10", "cifar"), *others),
+        maker.target(
+            "cifar pickle", batch, (pickle_mutation, pickle_mutation, blind), read("cifar10", "cifar"), *others
+        ),
         maker.target(
             "cifar binary", folders["bin"] / "cifar-10-batches-bin" / "test_batch.bin", (blind,), read("cifar10", "bin")
         ),
         maker.target("svhn", folders["svhn"] / "train_32x32.mat", (mat_mutation, blind), read("svhn", "svhn")),
-        maker.target("svhn packed", folders["packed"] / "train_32x32.mat", (mat_mutation, blind), read("svhn", "packed")),
+        maker.target(
+            "svhn packed", folders["packed"] / "train_32x32.mat", (mat_mutation, blind), read("svhn", "packed")
+        ),
         maker.target("mnist", folders["mnist"] / "train-images-idx3-ubyte", (blind,), read("mnist", "mnist")),
         maker.target(
             "mnist gz",

@@ -99,7 +99,16 @@ def _digest(tensors: dict[str, Any]) -> str:
     return found.hexdigest()
 
 
-_SHAPES = ("(1099511627776,)", "(65536, 65536, 8)", "(-1,)", "(0, 4611686018427387904)", "(0,)", "()", "(3, 'a')", "None")
+_SHAPES = (
+    "(1099511627776,)",
+    "(65536, 65536, 8)",
+    "(-1,)",
+    "(0, 4611686018427387904)",
+    "(0,)",
+    "()",
+    "(3, 'a')",
+    "None",
+)
 _DESCRS = ("|O", "<f8", "<U1000000", "|V4000000000", "<c16", "|S0", "<M8[s]", ">i8", "<f2", "|b1", "x" * 50, "|u1")
 
 
@@ -107,7 +116,9 @@ def _npy_header(rng: Random) -> bytes:
     shape = rng.choice((*_SHAPES, f"({rng.choice(EXTREMES)}, {rng.choice(EXTREMES)})", "(" * 300 + ")" * 300))
     descr = rng.choice(_DESCRS)
     fields = rng.choice(("", "'extra': 1, ", "'shape': (9,), "))
-    text = f"{{'descr': '{descr}', 'fortran_order': {rng.choice(('False', 'True', '3'))}, {fields}'shape': {shape}, }}\n"
+    text = (
+        f"{{'descr': '{descr}', 'fortran_order': {rng.choice(('False', 'True', '3'))}, {fields}'shape': {shape}, }}\n"
+    )
     raw = text.encode("latin-1")
     return rng.choice(
         (
@@ -132,7 +143,9 @@ def zip_mutation(data: bytes, rng: Random) -> bytes:
     elif kind < 4:
         members[name] = blind(members[name], rng)
     elif kind == 4:
-        members[rng.choice(("../x.npy", "x_train", "y_train.npy", "classes.npy", "site_train.npy", " "))] = members[name]
+        members[rng.choice(("../x.npy", "x_train", "y_train.npy", "classes.npy", "site_train.npy", " "))] = members[
+            name
+        ]
     elif kind == 5:
         del members[name]
     elif kind == 6:
@@ -176,11 +189,27 @@ def _bomb(members: dict[str, bytes], name: str, rng: Random) -> bytes:
 
 
 _OPS = (
-    *(b"r\xff\xff\xff\x7f", b"r\xff\xff\xff\xff", b"p4294967295\n", b"q\xff", b"j\xff\xff\xff\x7f", b"g99999\n", b"2", b"0"),
+    *(
+        b"r\xff\xff\xff\x7f",
+        b"r\xff\xff\xff\xff",
+        b"p4294967295\n",
+        b"q\xff",
+        b"j\xff\xff\xff\x7f",
+        b"g99999\n",
+        b"2",
+        b"0",
+    ),
     *(b"\x8e" + struct.pack("<Q", 2**40), b"B\xff\xff\xff\x7f", b"X\xff\xff\xff\x7f", b"T\xff\xff\xff\x7f", b"\x95"),
     *(b"\x96" + struct.pack("<Q", 2**36), b"\x8b\xff\xff\xff\x7f", b"\x8a\xff", b"cos\nsystem\n", b"R", b"b", b"\x81"),
     *(b"(", b"t", b"l", b"d", b"e", b"u", b"s", b"a", b"]", b"}", b")", b"N", b"\x88", b"K\x05", b"Pid\n", b"Q", b"."),
-    *(b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"I" + b"9" * 5000 + b"\n", b"\x85", b"\x86\x94"),
+    *(
+        b"cnumpy\nndarray\n",
+        b"cnumpy\ndtype\n",
+        b"c_codecs\nencode\n",
+        b"I" + b"9" * 5000 + b"\n",
+        b"\x85",
+        b"\x86\x94",
+    ),
 )
 
 

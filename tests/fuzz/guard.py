@@ -45,7 +45,9 @@ def judge(work: Callable[[], object]) -> Verdict:
         work()
     except BilateralError as error:
         outcome = type(error).__name__
-        offence = _hidden(error) or (f"{outcome} of {len(str(error))} characters" if len(str(error)) > MAX_MESSAGE else "")
+        offence = _hidden(error) or (
+            f"{outcome} of {len(str(error))} characters" if len(str(error)) > MAX_MESSAGE else ""
+        )
     except Exception as error:
         outcome = offence = type(error).__name__
         offence += f": {str(error)[:200]} ({_hidden(error)}) at {_where(error)}"

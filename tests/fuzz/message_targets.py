@@ -80,7 +80,9 @@ def _circuits() -> tuple[bytes, ...]:
 
     shapes = {"lenet": (1, 12, 12), "mlp-3": (5,), "convnet": (3, 8, 8), "resnet-8": (1, 8, 8)}
     return tuple(
-        compile_model(build_model(name, input_shape=shape, num_outputs=3).eval(), torch.rand(2, *shape)).circuit.to_json().encode()
+        compile_model(build_model(name, input_shape=shape, num_outputs=3).eval(), torch.rand(2, *shape))
+        .circuit.to_json()
+        .encode()
         for name, shape in shapes.items()
     )
 
