@@ -1,6 +1,6 @@
 """torchvision's image networks under perturbation: accepted or refused, and how far the recovered gradient is off.
 
-    python benchmarks/torchvision_families.py [--only resnet18 ...] [--json]
+    python benchmarks/torchvision_families.py [--only resnet18 ...] [--norm-inputs scaled] [--json]
 
 Needs torchvision beside `bilateral`; its compiled operators are not needed, so a wheel for another CUDA version will do
 (`pip install --no-deps --target FOLDER torchvision`, then PYTHONPATH=FOLDER). Every network is in float64, in training
@@ -21,11 +21,11 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from bilateral.errors import BilateralError, UnsupportedLayerError
+from bilateral.models.builder import NormInputs
 from bilateral.models.modes import training_copy
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import aggregate
 from bilateral.protocols.perturb.client import PerturbClient
-from bilateral.protocols.perturb.secrets import DrawFactors, log_uniform_factors
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
@@ -89,12 +89,12 @@ def import_models() -> Any:
         return importlib.import_module("torchvision.models")
 
 
-def measure(name: str, model: nn.Module, side: int, draw_factors: DrawFactors = log_uniform_factors) -> Row:
+def measure(name: str, model: nn.Module, side: int, norm_inputs: NormInputs = "exact") -> Row:
     """One round of cross entropy with activation noise against plain autograd, both in float64."""
     shape = (3, side, side)
     num_parameters = sum(p.numel() for p in model.parameters())
     try:
-        graph = ScaleGraph.of(model, torch.zeros(2, *shape))
+        graph = ScaleGraph.of(model, torch.zeros(2, *shape), norm_inputs=norm_inputs)
     except BilateralError as error:
         kind = "refused (a layer)" if isinstance(error, UnsupportedLayerError) else "refused"
         return Row(name, kind, str(error).split("\n")[0], num_parameters)
@@ -106,9 +106,9 @@ def measure(name: str, model: nn.Module, side: int, draw_factors: DrawFactors = 
     named = dict(plain.named_parameters())
     found = torch.autograd.grad(F.cross_entropy(plain(inputs), targets), list(named.values()))
     expected = graph.flatten(dict(zip(named, found, strict=True)), torch.float64)
-    settings = PerturbationSettings("ce")
+    settings = PerturbationSettings("ce", norm_inputs=norm_inputs)
     draws = SeededRandomness(0, "torchvision")
-    server = PerturbServer(model, graph, settings, shape, draws, draw_factors=draw_factors)
+    server = PerturbServer(model, graph, settings, shape, draws)
     message = server.start_round(0)
     client = PerturbClient("client", model, graph, settings, draws)
     torch.manual_seed(1)
@@ -136,6 +136,7 @@ def build(models: Any, name: str) -> tuple[nn.Module, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--norm-inputs", choices=("exact", "scaled"), default="exact")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tolerance", type=float, default=1e-9, help="largest error of an accepted network")
     options = parser.parse_args()
@@ -146,7 +147,7 @@ def main() -> int:
         return 2
     rows = []
     for name in options.only:
-        row = measure(name, *build(models, name))
+        row = measure(name, *build(models, name), options.norm_inputs)
         rows.append(row)
         if not options.json:
             told = f"{row.relative_error:.1e}" if row.verdict == "accepted" else row.reason

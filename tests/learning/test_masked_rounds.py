@@ -18,7 +18,8 @@ from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Incident, PlainAggregation
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import SETUP, Dropouts, Enough, LocalExchange, kept_of
-from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation, UploadShape
+from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
+from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader, PairwiseUploader, announce
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.keys import Identity, KeyRing
@@ -336,10 +337,10 @@ def test_in_the_clear_a_reply_that_is_no_upload_is_an_incident_and_pairwise_it_f
     replies = {name: Upload(0, 1, torch.ones(1, 3), torch.zeros(0)) for name in NAMES[:2]} | {
         "client-3": KeyRequest(b"")
     }
-    plain = PlainAggregation()
+    plain = PlainAggregation(SHAPE)
     assert plain.close(0, replies, None).contributors == NAMES[:2]
     assert [incident.client for incident in plain.incidents] == ["client-3"]
-    pairwise = PairwiseAggregation(RUN, NAMES)
+    pairwise = PairwiseAggregation(RUN, NAMES, SHAPE)
     pairwise._expected = set(NAMES[:3])
     with pytest.raises(ThresholdError, match="no upload from client-3"):
         pairwise.close(0, replies, None)

@@ -6,12 +6,12 @@ put beside them by whoever makes them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bilateral.audit.evidence import Evidence, evidence_from
+from bilateral.audit.evidence import MALFORMED, Evidence, evidence_from
+from bilateral.documents import parse_json
 from bilateral.engine.run_directory import dated_path, write_json
 from bilateral.errors import CheckpointError, PlanError
 
@@ -65,15 +65,21 @@ class AuditDirectory:
         found = {}
         for path in sorted((self.path / "evidence").glob("*.json")):
             values = _read(path)
-            found[path.stem] = (tuple(evidence_from(one) for one in values["evidence"]), float(values["seconds"]))
+            try:
+                evidence = tuple(evidence_from(one) for one in values["evidence"])
+                found[path.stem] = (evidence, float(values["seconds"]))
+            except MALFORMED as error:
+                raise CheckpointError(
+                    f"{path} is no finished experiment: {type(error).__name__}: {str(error)[:500]}.", remedy=_DELETE
+                ) from error
         return found
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not valid JSON.", remedy=_DELETE) from error
+        values = parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {str(error)[:500]}.", remedy=_DELETE) from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: expected one JSON object.", remedy=_DELETE)
     return values

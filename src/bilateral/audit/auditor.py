@@ -7,7 +7,6 @@ stored_result("audit.json")      # judges stored figures again
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +16,12 @@ from typing import Any, Literal
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.evidence import Evidence, evidence_from
+from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_plain, as_text, evidence_from
 from bilateral.audit.experiment import EffortName, Experiment, context_of
 from bilateral.audit.experiments import ABOUT, experiments_for
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
+from bilateral.documents import parse_json
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.plan_text import validated
@@ -196,37 +196,42 @@ def run_experiment(
 
 def stored_plan(task: Mapping[str, Any]) -> AnyPlan:
     """The plan of an audit's directory."""
-    kind: type[RunPlan] | type[HeteroPlan] = HeteroPlan if task["kind"] == "HeteroPlan" else RunPlan
-    return validated(kind, task["plan"], "plan.json")
+    kinds: dict[object, type[RunPlan] | type[HeteroPlan]] = {"HeteroPlan": HeteroPlan, "RunPlan": RunPlan}
+    kind = task.get("kind")
+    if not isinstance(kind, str) or kind not in kinds or not isinstance(task.get("plan"), dict):
+        raise CheckpointError(
+            "plan.json does not say which plan was audited.", remedy="Start the audit anew, in another directory."
+        )
+    return validated(kinds[kind], task["plan"], "plan.json")
 
 
 def stored_result(path: str | Path) -> AuditResult:
     """A stored audit (`audit.json`). The verdicts are not read but judged anew from the raw figures."""
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(Path(path).read_bytes())
         guarantee = Guarantee(
-            values["guarantee"]["protection"],
-            tuple(Claim(**claim) for claim in values["guarantee"]["claims"]),
-            tuple(Leak(**leak) for leak in values["guarantee"]["leaks"]),
+            as_text(values["guarantee"]["protection"]),
+            tuple(Claim(**as_plain(claim)) for claim in values["guarantee"]["claims"]),
+            tuple(Leak(**as_plain(leak)) for leak in values["guarantee"]["leaks"]),
         )
         evidence = tuple(evidence_from(one) for one in values["evidence"])
-        skipped = tuple(Skipped(**one) for one in values["skipped"])
+        skipped = tuple(Skipped(**as_plain(one)) for one in values["skipped"])
         return AuditResult(
-            values["plan"],
-            values["protection"],
+            as_object(values["plan"]),
+            as_text(values["protection"]),
             guarantee,
-            values["effort"],
+            as_text(values["effort"]),
             evidence,
             _judged(guarantee, evidence, skipped),
             skipped,
             float(values["seconds"]),
             bool(values["finished"]),
             str(values.get("style", "hardened")),
-            tuple(values.get("only", ())),
+            tuple(as_text(name) for name in values.get("only", ())),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (*MALFORMED, OSError) as error:
         raise CheckpointError(
-            f"{path} is no stored audit: {type(error).__name__}: {error}", remedy="Name an `audit.json`."
+            f"{path} is no stored audit: {type(error).__name__}: {str(error)[:500]}", remedy="Name an `audit.json`."
         ) from error
 
 

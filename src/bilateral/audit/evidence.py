@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -104,6 +104,8 @@ class Evidence:
         return {**values, **conditions, "gates": gates, "curves": [asdict(curve) for curve in self.curves]}
 
 
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a document of another form than expected raises: `evidence_from` and its callers."""
 _PLAIN = ("tests", "adversary", "attack", "adaptive", "seen", "paired", "bound", "remark")
 
 
@@ -130,25 +132,102 @@ def _plain(value: float) -> float | str:
 def evidence_from(values: Mapping[str, Any]) -> Evidence:
     """The inverse of `as_dict`."""
     return Evidence(
-        **{name: values[name] for name in _PLAIN},
+        **_plain_fields(values),
         target=_condition(values["target"]),
         positive=_condition(values["positive"]) if values["positive"] else None,
         negative=_condition(values["negative"]) if values["negative"] else None,
-        gates=tuple(Gate(Metric(**g["metric"]), g["threshold"], g["statistic"]) for g in values["gates"]),
-        curves=tuple(
-            Curve(
-                c["title"], c["x"], c["y"], {name: tuple(tuple(p) for p in line) for name, line in c["lines"].items()}
-            )
-            for c in values["curves"]
-        ),
+        gates=tuple(_gate(gate) for gate in values["gates"]),
+        curves=tuple(_curve(curve) for curve in values["curves"]),
     )
 
 
+def _plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    tests, adversary, bound = values["tests"], values["adversary"], values["bound"]
+    if type(tests) is not int and tests not in get_args(Subject):
+        raise ValueError("`tests` names nothing that a claim or a line of the ledger is about")
+    if adversary not in get_args(AdversaryName):
+        raise ValueError("`adversary` is nobody that is known")
+    return {
+        "tests": tests,
+        "adversary": adversary,
+        "bound": None if bound is None else _number(bound),
+        **{name: as_text(values[name]) for name in ("attack", "seen", "remark")},
+        **{name: _flag(values[name]) for name in ("adaptive", "paired")},
+    }
+
+
 def _condition(values: Mapping[str, Any]) -> Condition:
-    return Condition(values["what"], tuple(_scores(scores) for scores in values["scores"]))
+    scores = tuple(_scores(scores) for scores in values["scores"])
+    if not scores:
+        raise ValueError("a condition without scores")
+    return Condition(as_text(values["what"]), scores)
 
 
 def _scores(values: Mapping[str, Any]) -> Scores:
-    given = values["given_interval"]
-    interval = None if given is None else (float(given[0]), float(given[1]))
-    return Scores(Metric(**values["metric"]), tuple(float(value) for value in values["values"]), interval)
+    metric, given = _metric(values["metric"]), values["given_interval"]
+    figures = tuple(_number(value) for value in values["values"])
+    if metric.is_rate and given is None and not set(figures) <= {0.0, 1.0}:
+        raise ValueError(f"{metric.name}: a rate is made of zeros and ones")
+    return Scores(metric, figures, None if given is None else (_number(given[0]), _number(given[1])))
+
+
+def _metric(values: Mapping[str, Any]) -> Metric:
+    metric = Metric(**values)
+    if metric.better not in ("high", "low") or type(metric.digits) is not int or not 0 <= metric.digits <= 20:
+        raise ValueError("a metric is better high or low, and shown with some digits")
+    as_text(metric.name)
+    _flag(metric.is_rate)
+    _flag(metric.is_share)
+    return metric
+
+
+def _gate(values: Mapping[str, Any]) -> Gate:
+    if values["statistic"] not in get_args(Statistic):
+        raise ValueError("a gate is about a mean or a median")
+    return Gate(_metric(values["metric"]), _number(values["threshold"]), values["statistic"])
+
+
+def _curve(values: Mapping[str, Any]) -> Curve:
+    lines: dict[str, tuple[tuple[float, float, float, float], ...]] = {}
+    for name, line in values["lines"].items():
+        points = []
+        for point in line:
+            x, y, low, high = (_number(part) for part in point)
+            points.append((x, y, low, high))
+        lines[name] = tuple(points)
+    return Curve(as_text(values["title"]), as_text(values["x"]), as_text(values["y"]), lines)
+
+
+def as_text(value: object) -> str:
+    """The value, which must be a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {type(value).__name__}")
+    return value
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """The value, which must be an object."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def as_plain(value: object) -> dict[str, Any]:
+    """The value, which must be an object of texts and whole numbers."""
+    found = as_object(value)
+    if not all(isinstance(one, str) or type(one) is int for one in found.values()):
+        raise TypeError("expected texts and whole numbers")
+    return found
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, got {type(value).__name__}")
+    return value
+
+
+def _number(value: object) -> float:
+    """A number, or a word for an infinite one (`_plain`)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return float(value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from bilateral.documents import parse_toml
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
@@ -93,8 +93,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise PlanError(f"Expected --set section.key=value, got {text!r}.")
     try:
-        return key.strip(), tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+        return key.strip(), parse_toml(f"x = {value}")["x"]
+    except ValueError:
         return key.strip(), value.strip()  # a bare word is a string
 
 

@@ -7,6 +7,7 @@ are opened with `allow_pickle=False`, CIFAR's python batches through `cifar_pick
 from __future__ import annotations
 
 import gzip
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bilateral.data.bounded import open_arrays, unfolded_limit
 from bilateral.data.cifar_pickle import read_cifar_pickle
 from bilateral.data.files import reading
+from bilateral.data.mat_file import read_mat
 
 Part = Literal["train", "test"]
 
@@ -48,7 +51,7 @@ def read_npz(paths: Sequence[Path], origin: str, part: Part) -> RawImages:
     Images are NHWC, or NHW for grey levels. A patient counts as a site where no site is given.
     """
     (path,) = paths
-    with reading(path, origin), np.load(path, allow_pickle=False) as arrays:
+    with reading(path, origin), open_arrays(path) as arrays:
         absent = [key for key in (f"x_{part}", f"y_{part}") if key not in arrays.files]
         if absent:
             raise ValueError(f"no array {' or '.join(absent)} in it")
@@ -65,8 +68,9 @@ def read_cifar_batches(paths: Sequence[Path], origin: str, label_key: str) -> Ra
     """CIFAR's "python version": pickled batches, read without trusting them."""
     batches = []
     for path in paths:
+        images, labels = read_cifar_pickle(path, label_key, origin)
         with reading(path, origin):
-            batches.append(RawImages(*read_cifar_pickle(path, label_key)))
+            batches.append(RawImages(images, labels))
     return _joined(batches)
 
 
@@ -87,12 +91,9 @@ def read_cifar_binary(paths: Sequence[Path], origin: str, num_label_bytes: int) 
 
 def read_svhn_mat(paths: Sequence[Path], origin: str) -> RawImages:
     """SVHN's cropped digits: `X` is HWCN, and the label 10 means the digit 0."""
-    # scipy.io takes half a second to import: only those who read .mat files should wait for it.
-    from scipy.io import loadmat  # noqa: PLC0415
-
     (path,) = paths
     with reading(path, origin):
-        content = loadmat(str(path), variable_names=["X", "y"])
+        content = read_mat(path, ("X", "y"))
         labels = _integer_labels(content["y"])
         return RawImages(np.transpose(content["X"], (3, 2, 0, 1)), np.where(labels == 10, 0, labels))
 
@@ -109,14 +110,19 @@ def read_idx_pair(paths: Sequence[Path], origin: str) -> RawImages:
 
 def _read_idx(path: Path, num_dims: int) -> NDArray[np.uint8]:
     """An idx file: two zero bytes, the type, the number of dimensions, their big-endian sizes, the values."""
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    header_bytes = 4 + 4 * num_dims
-    if content[:4] != bytes([0, 0, _IDX_UNSIGNED_BYTE, num_dims]):
-        raise ValueError(f"it does not start as an idx file of {num_dims} dimensions does")
-    shape = np.frombuffer(content[4:header_bytes], dtype=">u4").astype(np.int64)
-    values = np.frombuffer(content[header_bytes:], dtype=np.uint8)
-    if len(shape) != num_dims or len(values) != shape.prod():
-        raise ValueError(f"{len(values)} values for an array of shape {shape.tolist()}")
+    limit = unfolded_limit(path.stat().st_size)
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        header = stream.read(4 + 4 * num_dims)
+        if header[:4] != bytes([0, 0, _IDX_UNSIGNED_BYTE, num_dims]):
+            raise ValueError(f"it does not start as an idx file of {num_dims} dimensions does")
+        shape = [int.from_bytes(header[place : place + 4], "big") for place in range(4, len(header), 4)]
+        expected = math.prod(shape)
+        if len(header) != 4 + 4 * num_dims or expected > limit:
+            raise ValueError(f"an array of shape {shape} in {path.stat().st_size} bytes")
+        values = np.frombuffer(stream.read(expected + 1), dtype=np.uint8)
+    if len(values) != expected:
+        came = f"more than {expected}" if len(values) > expected else str(len(values))
+        raise ValueError(f"{came} values for an array of shape {shape}")
     return values.reshape(shape)
 
 

@@ -24,11 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bilateral.data.bounded import open_arrays
 from bilateral.data.dataset import Dataset, Split, Task
 from bilateral.data.files import reading
 from bilateral.errors import DataError, MissingDataError
 
 Part = Literal["both", "train", "test"]
+MAX_INFERRED: Final = 100_000
+"""Classes that a file may imply by its largest label: a network has a row of weights for each."""
 _REMEDY: Final = "Write it with numpy.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)."
 
 
@@ -75,7 +78,7 @@ def _find(path: str, data_dir: Path | None) -> Path:
 def _read_split(file: Path, part: str, task: Task) -> Split:
     if not zipfile.is_zipfile(file):
         raise DataError(f"Expected a file of named arrays at {file}, got one of another format.", remedy=_REMEDY)
-    with reading(file, "whoever wrote it"), np.load(file, allow_pickle=False) as arrays:
+    with reading(file, "whoever wrote it"), open_arrays(file) as arrays:
         if missing := [key for key in (f"x_{part}", f"y_{part}") if key not in arrays.files]:
             found = ", ".join(sorted(arrays.files)[:10]) or "nothing"
             raise DataError(
@@ -117,4 +120,9 @@ def _num_outputs(task: Task, train: Split, test: Split) -> int:
     if task == "regression":
         return int(train.targets.shape[1]) if train.targets.ndim == 2 else 1
     largest = max(int(split.targets.max()) if split.targets.numel() else 0 for split in (train, test))
+    if largest >= MAX_INFERRED:
+        raise DataError(
+            f"Expected classes numbered from 0, got a label {largest}.",
+            remedy="Number the classes from 0; if there are really so many, say so with `num_outputs`.",
+        )
     return max(largest + 1, 1)

@@ -55,6 +55,7 @@ _BANK_COLUMNS: Final = {
     ),
 }
 _BANK_TARGET: Final = "y"
+_MAX_CATEGORIES: Final = 32
 
 _HOSPITALS: Final = ("cleveland", "hungarian", "switzerland", "va")
 _HEART: Final = Source(
@@ -151,7 +152,7 @@ def _encode_bank(
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     kept = [name for name in layout.numeric if with_duration or name != "duration"]
     numeric = np.stack([_numbers(columns[name], name) for name in kept], axis=1)
-    one_hot = np.concatenate([_one_hot(columns[name]) for name in layout.categorical], axis=1)
+    one_hot = np.concatenate([_one_hot(columns[name], name) for name in layout.categorical], axis=1)
     answers = set(columns[_BANK_TARGET])
     if not answers <= {"no", "yes"}:
         raise ValueError(f"column y has {sorted(answers - {'no', 'yes'})} instead of yes or no")
@@ -211,8 +212,11 @@ def _numbers(column: Sequence[str], name: str, gaps: Container[str] = ()) -> NDA
     return np.where(is_gap, np.nan, values)
 
 
-def _one_hot(column: Sequence[str]) -> NDArray[np.float64]:
+def _one_hot(column: Sequence[str], name: str) -> NDArray[np.float64]:
+    """A column for every category. A file in which each row has its own would take memory by the square of its rows."""
     code = {category: index for index, category in enumerate(sorted(set(column)))}
+    if len(code) > _MAX_CATEGORIES:
+        raise ValueError(f"column {name}: {len(code)} categories, at most {_MAX_CATEGORIES} are read")
     one_hot: NDArray[np.float64] = np.eye(len(code))[[code[category] for category in column]]
     return one_hot
 

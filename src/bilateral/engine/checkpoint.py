@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bilateral.documents import parse_json
+from bilateral.engine.tensor_file import read_tensor_file
 from bilateral.errors import CheckpointError
 from bilateral.learning.training import Training
 
@@ -94,31 +96,58 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"There is no checkpoint at {path}.", remedy="Start the run anew, without --resume.")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        state = json.loads(metadata["state"])
-        checkpoint = Checkpoint(
-            state["plan_digest"],
-            int(state["next_round"]),
-            tensors,
-            list(state["rows"]),
-            dict(state["counters"]),
-            list(state["failed"]),
-            list(state["incidents"]),
-        )
-        content = state["content"]
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        file = read_tensor_file(path)
+        state = parse_json(file.text("state"))
+        checkpoint = _checkpoint(state, file.tensors)
+    except ValueError as error:
         raise CheckpointError(
             f"{path} is not a readable checkpoint: {error}.",
             remedy="It is left as it is; start the run anew elsewhere.",
         ) from error
-    if content != _digest(tensors):
+    if state.get("content") != _digest(checkpoint.tensors):
         raise CheckpointError(
             f"{path} is corrupt: its contents do not match their checksum.",
             remedy="It is left as it is; start the run anew elsewhere.",
         )
     return checkpoint
+
+
+def _checkpoint(state: Any, tensors: Mapping[str, Tensor]) -> Checkpoint:
+    """The parts of a checkpoint, each of the kind that it should be; `ValueError` if one is not."""
+    if not isinstance(state, dict):
+        raise ValueError("its state is no object")
+    plan_digest, next_round, counters = (state.get(name) for name in ("plan_digest", "next_round", "counters"))
+    if not isinstance(plan_digest, str) or type(next_round) is not int or not 0 <= next_round < 1 << 63:
+        raise ValueError("expected the digest of a plan and a number of rounds")
+    if not isinstance(counters, dict) or not all(_is_number(value) for value in counters.values()):
+        raise ValueError("expected numbers for its counters")
+    lists: dict[str, Any] = {name: state.get(name) for name in ("rows", "failed", "incidents")}
+    for name, rows in lists.items():
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"expected a list of objects for its {name}")
+        if any(isinstance(value, dict | list) for row in rows for value in row.values()):
+            raise ValueError(f"expected plain values in its {name}")
+    return Checkpoint(plan_digest, next_round, tensors, lists["rows"], counters, lists["failed"], lists["incidents"])
+
+
+def _is_number(value: object) -> bool:
+    """Of a size that counters have; a difference may be NaN or infinite."""
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 63)
+
+
+@contextmanager
+def putting_back(path: Path) -> Iterator[None]:
+    """Whatever does not fit where it should go, while a checkpoint's state is put back, is a `CheckpointError`.
+
+    A checkpoint is whole by its checksum, which says nothing about who made it, and for what.
+    """
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} does not hold the state of such a run: {type(error).__name__}: {str(error)[:500]}.",
+            remedy="Resume with the plan and the version it was made with; it is left as it is.",
+        ) from error
 
 
 def matching_checkpoint(plan_digest: str, path: Path) -> Checkpoint:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bilateral.documents import parse_json
+
 
 @dataclass(frozen=True)
 class Event:
@@ -153,7 +155,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for raw in file:
             try:
-                line = json.loads(raw)
+                line = parse_json(raw)
             except ValueError:  # cut short by a kill
                 continue
             if isinstance(line, dict) and "event" in line and "time" in line:

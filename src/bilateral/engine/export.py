@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
+from bilateral.engine.export_card import FORMAT, ExportCard, parse_card
 from bilateral.engine.federation import Problem, load_server_view
-from bilateral.engine.named_code import check_named, check_named_by_user
+from bilateral.engine.named_code import check_named, check_named_by_user, is_own_code
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import analyse, initial_model
 from bilateral.engine.stack import combination_of
-from bilateral.errors import CheckpointError, PlanError
+from bilateral.engine.tensor_file import read_tensor_file
+from bilateral.errors import CheckpointError, ModelError, PlanError
 from bilateral.learning.evaluation import evaluate
-from bilateral.models.zoo import build_model
+from bilateral.models.zoo import build_model, outline_model
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.recovery_check import check_export
 from bilateral.randomness import SecureRandomness
-
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class ExportCard:
-    """What a reader of an exported model needs to know."""
-
-    format: int
-    model: str
-    model_options: dict[str, Any]
-    input_shape: tuple[int, ...]
-    num_outputs: int
-    dtype: str
-    dataset: str
-    dataset_options: dict[str, Any]
-    task: str
-    loss: str
-    class_names: tuple[str, ...]
-    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -179,28 +160,43 @@ def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
     """Rebuild an exported network from its safetensors file.
 
     A file never decides what code runs: if the network was built by a user's `package.module:function`, the caller
-    must name that function as `builder`.
+    must name that function as `builder`. Nor does it decide how much memory is taken: a network of ours is built
+    without numbers first, and must have the tensors that are in the file. (A function of the caller's own is called
+    with the shapes and options of the file as they are.) Whatever does not fit is a `CheckpointError`.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"There is no exported model at {path}.", remedy="Make one with `bilateral export`.")
     try:
-        with safe_open(path, framework="pt") as file:
-            values = json.loads((file.metadata() or {})["bilateral"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        values["input_shape"] = tuple(values["input_shape"])
-        values["class_names"] = tuple(values["class_names"])
-        card = ExportCard(**values)
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        file = read_tensor_file(path)
+        card = parse_card(file.text("bilateral"))
+    except ValueError as error:
         raise CheckpointError(f"{path} is not an exported model: {error}.", remedy="Export the run again.") from error
-    if card.format != FORMAT:
-        raise CheckpointError(f"{path} has format {card.format}, this version reads {FORMAT}.")
     check_named_by_user(path, "model", card.model, builder)
-    model = build_model(
-        card.model, input_shape=card.input_shape, num_outputs=card.num_outputs, **card.model_options
-    ).to(getattr(torch, card.dtype))
+    shapes: dict[str, Any] = {"input_shape": card.input_shape, "num_outputs": card.num_outputs}
+    dtype = getattr(torch, card.dtype)
     try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit its own architecture: {error}.") from error
+        if not is_own_code(card.model):
+            _check_fit(outline_model(card.model, **shapes, **card.model_options).to(dtype), file.tensors)
+        model = build_model(card.model, **shapes, **card.model_options).to(dtype)
+        _check_fit(model, file.tensors)
+        model.load_state_dict(file.tensors)
+    except (ValueError, TypeError, RuntimeError, ModelError) as error:
+        raise CheckpointError(
+            f"{path} does not fit its own architecture: {str(error)[:1000]}", remedy="Export the run again."
+        ) from error
     return Exported(model.eval(), card)
+
+
+def _check_fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors other than the network's own: their names, shapes and kinds of numbers."""
+    own = model.state_dict()
+    if own.keys() != tensors.keys():
+        raise ValueError(f"the network has {len(own)} tensors, the file {len(tensors)}, and not of the same names.")
+    for name, tensor in own.items():
+        found = tensors[name]
+        if found.shape != tensor.shape or found.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)} in the network, and {found.dtype} of shape "
+                f"{tuple(found.shape)} in the file."
+            )

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from bilateral.arguments import checked
 from bilateral.data import Split
-from bilateral.engine.checkpoint import Checkpoint, load_checkpoint, matching_checkpoint, save_checkpoint
+from bilateral.engine.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    matching_checkpoint,
+    putting_back,
+    save_checkpoint,
+)
 from bilateral.engine.hetero_directory import HeteroDirectory
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_result import ClientOutcome, HeteroProgress, HeteroResult, Stage
@@ -71,7 +77,8 @@ def run_hetero(
     clients = {name: make_client(plan, name, share, shares.num_classes) for name, share in shares.clients.items()}
     loop = HeteroLoop(plan, shares.dataset, clients, shares.test, answers)
     if checkpoint is not None:
-        loop.restore(checkpoint)
+        with putting_back(Path(trained or output or "The checkpoint")):
+            loop.restore(checkpoint)
     if not resume:  # made only now: a plan or data that are refused leave nothing behind
         directory = HeteroDirectory.create(None if output is None else Path(output), plan) if save else None
     with directory.locked() if directory is not None else nullcontext():

@@ -19,7 +19,7 @@ from bilateral.engine.secrets import Secrets
 from bilateral.errors import PlanError
 from bilateral.learning.client import BatchSchedule, Schedule
 from bilateral.learning.halves import ClientHalf, ServerHalf
-from bilateral.learning.masked_aggregation import UploadShape
+from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import AddPairwise, Privatise
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee

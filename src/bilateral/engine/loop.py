@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bilateral.data import Split
-from bilateral.engine.checkpoint import Checkpoint, restore, save_checkpoint, training_tensors
+from bilateral.engine.checkpoint import Checkpoint, putting_back, restore, save_checkpoint, training_tensors
 from bilateral.engine.client_view import client_view
 from bilateral.engine.events import (
     Evaluated,
@@ -103,7 +104,11 @@ class RoundLoop:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Put everything back as it was after the checkpoint's last round."""
         assert self.directory is not None
-        restore(self._trainings, checkpoint, self.directory.checkpoint)
+        with putting_back(self.directory.checkpoint):
+            self._restore(checkpoint, self.directory.checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint, path: Path) -> None:
+        restore(self._trainings, checkpoint, path)
         self._next_round = checkpoint.next_round
         self._rows = list(checkpoint.rows)
         self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
@@ -121,6 +126,7 @@ class RoundLoop:
         try:
             return self._run()
         except BilateralError as error:
+            self._tell_incidents()
             self.tell(RunEnded(self._next_round, False, str(error)))
             raise
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from bilateral.arguments import checked
+from bilateral.documents import parse_toml
 from bilateral.errors import PlanError
 
 _P = TypeVar("_P", bound=BaseModel)
@@ -46,10 +46,10 @@ def read_plan(kind: type[_P], path: str | Path, command: str) -> _P:
     """A plan from a TOML file; `command` is what writes one."""
     path = Path(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PlanError(f"There is no plan at {path}.", remedy=f"`{command} --write-plan FILE` makes one.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
     return validated(kind, values, str(path))
 

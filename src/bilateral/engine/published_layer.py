@@ -20,7 +20,7 @@ from bilateral.engine.layers import (
     recovery_check,
 )
 from bilateral.errors import PlanError
-from bilateral.learning.masked_aggregation import UploadShape
+from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import AddPairwise
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing

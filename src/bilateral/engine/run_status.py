@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bilateral.documents import parse_json
 from bilateral.engine.event_tail import EventTail, Told, refuse_constant
 from bilateral.engine.events import Evaluated, RunEnded
 from bilateral.engine.plan import RunPlan
@@ -210,7 +210,7 @@ def _spending(path: Path) -> tuple[Spending, ...]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+        value = parse_json(path.read_bytes(), parse_constant=refuse_constant)
     except (FileNotFoundError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

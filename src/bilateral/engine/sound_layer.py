@@ -25,8 +25,8 @@ from bilateral.engine.layers import (
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, UnsoundPlanError
 from bilateral.learning.client import Schedule, sample_clients
 from bilateral.learning.halves import ServerHalf
-from bilateral.learning.masked_aggregation import UploadShape
 from bilateral.learning.sampling import PoissonSchedule
+from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report

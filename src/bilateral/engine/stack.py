@@ -79,7 +79,8 @@ def make_stack(around: Surroundings) -> Stack:
         case "float":
             return _with_float_masks(chosen.name, layer, around)
         case "none":
-            return _stack(chosen.name, layer, PlainAggregation, lambda name, parts: PlainUploader())  # noqa: ARG005
+            shape = replace(layer.shape, weight=layer.weight)
+            return _stack(chosen.name, layer, lambda: PlainAggregation(shape), lambda name, parts: PlainUploader())  # noqa: ARG005
 
 
 def _without_noise(around: Surroundings) -> Layer:
@@ -141,7 +142,10 @@ def _with_pairwise_noise(
         return PairwiseUploader(ring, pairwise(ring))
 
     def make_aggregation() -> Aggregation:
-        return PairwiseAggregation(secrets.run_id, around.names, secrets.pinned())
+        shape = replace(layer.shape, weight=layer.weight)
+        # P2's noise is measured out for all of them; masks are not.
+        masks_alone = layer.pairwise is None
+        return PairwiseAggregation(secrets.run_id, around.names, shape, secrets.pinned(), goes_on_without=masks_alone)
 
     return _stack(name, layer, make_aggregation, make_uploader)
 

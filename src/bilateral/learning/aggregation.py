@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bilateral.errors import ProtocolError
-from bilateral.learning.exchange import Exchange, Packet
+from bilateral.errors import ProtocolError, ThresholdError
+from bilateral.learning.exchange import Exchange, Packet, Unusable
+from bilateral.learning.upload_check import UploadShape, check_upload
 from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
 
 
@@ -56,9 +57,10 @@ class Aggregation(Protocol):
 
 
 class PlainAggregation:
-    """The server sees every upload and adds them up. A client that is gone is left out."""
+    """The server sees every upload and adds them up. Who is gone is left out, and who uploads what is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: UploadShape) -> None:
+        self._shape = shape
         self.incidents: list[Incident] = []
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
@@ -75,7 +77,14 @@ class PlainAggregation:
         exchange: Exchange,  # noqa: ARG002
         sent: Packet = (),  # noqa: ARG002
     ) -> Aggregate:
-        return aggregate(uploads_among(replies, round_index, self.incidents), round_index)
+        uploads = uploads_among(replies, round_index, self._shape, self.incidents)
+        if not uploads:
+            refused = [incident.reason for incident in self.incidents if incident.round_index == round_index]
+            raise ThresholdError(
+                f"Round {round_index} has no upload that can be used. {' '.join(refused)}".strip(),
+                remedy="At least one client must answer; if all hold NaN, lower the learning rate.",
+            )
+        return aggregate(uploads, round_index)
 
     def outsiders(self) -> frozenset[str]:
         return frozenset()
@@ -87,19 +96,26 @@ class PlainAggregation:
         """Sums in the clear keep nothing between rounds."""
 
 
-def uploads_among(replies: Mapping[str, Message], round_index: int, incidents: list[Incident]) -> dict[str, Upload]:
-    """The replies that are uploads; any other is an incident."""
+def uploads_among(
+    replies: Mapping[str, Message], round_index: int, shape: UploadShape, incidents: list[Incident]
+) -> dict[str, Upload]:
+    """The replies that are uploads as they should be; any other is an incident."""
     uploads: dict[str, Upload] = {}
     for sender, reply in replies.items():
         try:
-            uploads[sender] = expect(reply, Upload, sender)
+            upload: Upload = expect(reply, Upload, sender)
+            check_upload(upload, round_index, shape, sender)
         except ProtocolError as error:
             incidents.append(Incident(round_index, sender, str(error)))
+        else:
+            uploads[sender] = upload
     return uploads
 
 
 def expect(reply: Message, types: type[Message] | tuple[type[Message], ...], sender: str) -> Any:
     """The reply, which must be of one of `types`."""
+    if isinstance(reply, Unusable):
+        raise ProtocolError(reply.reason)
     if not isinstance(reply, types):
         wanted = " or ".join(t.__name__ for t in (types if isinstance(types, tuple) else (types,)))
         raise ProtocolError(

@@ -28,6 +28,13 @@ class Taken(Message):
     round_index: int
 
 
+@dataclass(frozen=True)
+class Unusable(Message):
+    """Stands among the replies for one that could not be read, or for a refusal. It never travels."""
+
+    reason: str
+
+
 class Enough(tuple[Message, ...]):
     """An empty packet that also says what to keep of the last reply: a large one that was used need not be kept."""
 

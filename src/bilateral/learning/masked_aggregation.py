@@ -18,7 +18,6 @@ the others were shown): that ends the run, since the server itself is at fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor
 from bilateral.errors import LostSumError, ProtocolError, ThresholdError
 from bilateral.learning.aggregation import Incident, expect, uploads_among
 from bilateral.learning.exchange import SETUP, Enough, Exchange, Packet, Taken
+from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
     KeyAnnouncement,
@@ -43,20 +43,6 @@ from bilateral.protocols.mask.suspects import Suspects
 from bilateral.protocols.membership import KeyRequest, RoundMembers
 from bilateral.protocols.messages import Aggregate, Message, aggregate
 from bilateral.protocols.wire import digest
-
-
-@dataclass(frozen=True)
-class UploadShape:
-    """What every upload of a run looks like."""
-
-    num_terms: int
-    num_parameters: int
-    num_statistics: int
-
-    @property
-    def num_values(self) -> int:
-        """All of it as one vector, with the weight at the end."""
-        return self.num_terms * self.num_parameters + self.num_statistics + 1
 
 
 class KeyAgreement:
@@ -200,16 +186,38 @@ class MaskedAggregation:
 
 
 class PairwiseAggregation:
-    """Sums of uploads that carry real-valued pairwise noise, which cancels only if every participant uploads."""
+    """Sums of uploads that carry real-valued pairwise noise, which cancels only if every participant uploads.
 
-    def __init__(self, run_id: bytes, names: Sequence[str], pinned: Mapping[str, bytes] | None = None) -> None:
+    A wrong message costs its round, whoever sent it. With `goes_on_without` its sender is not asked again, so that the
+    others have their sums in all later rounds: float masks. Noise that is measured out for all clients (P2's) would be
+    too little without one of them; there it is asked again.
+    """
+
+    def __init__(
+        self,
+        run_id: bytes,
+        names: Sequence[str],
+        shape: UploadShape,
+        pinned: Mapping[str, bytes] | None = None,
+        *,
+        goes_on_without: bool = False,
+    ) -> None:
         self._directory = KeyDirectory(run_id, names, pinned)
+        self._shape = shape
+        self._goes_on_without = goes_on_without
         self._expected: set[str] = set()
+        self._left_out: set[str] = set()
         self.incidents: list[Incident] = []
         self._keys = KeyAgreement(run_id, names, self._directory.register, self.incidents)
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
-        members = self._keys.members(participants, exchange, self._directory.roster)
+        known = self._keys.members(participants, exchange, self._directory.roster)
+        members = [name for name in known if name not in self._left_out]
+        if len(members) < 2:
+            raise ThresholdError(
+                f"Round {round_index}: expected 2 or more clients with pairwise noise, got {len(members)}.",
+                remedy="Wait until more clients are there.",
+            )
         self._expected = set(members)
         opening = RoundMembers(round_index, tuple(sorted(members)))
         return {name: self._keys.packet(name, opening) for name in members}
@@ -226,7 +234,10 @@ class PairwiseAggregation:
         sent: Packet = (),  # noqa: ARG002
     ) -> Aggregate:
         self._keys.informed(list(replies))
-        uploads = uploads_among(replies, round_index, self.incidents)
+        uploads = uploads_among(replies, round_index, self._shape, self.incidents)
+        if self._goes_on_without:  # also who asked what makes no sense before it would have uploaded
+            wrong = {incident.client for incident in self.incidents if incident.round_index == round_index}
+            self._left_out |= wrong & (self._expected - set(uploads))
         if missing := sorted(self._expected - set(uploads)):
             raise ThresholdError(
                 f"Round {round_index}: no upload from {', '.join(missing)}; pairwise noise cancels only in a full sum.",
@@ -235,7 +246,7 @@ class PairwiseAggregation:
         return aggregate(uploads, round_index)
 
     def outsiders(self) -> frozenset[str]:
-        return self._keys.outsiders()
+        return self._keys.outsiders() | self._left_out
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}

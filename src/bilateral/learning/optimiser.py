@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bilateral.errors import CheckpointError
 from bilateral.models.scale_graph import ScaleGraph
 
 OptimiserName = Literal["sgd", "adam"]
@@ -80,8 +81,15 @@ class ServerOptimiser:
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         state: dict[int, dict[str, Any]] = {}
+        ordered = list(self._parameters.values())
         for name, tensor in tensors.items():
-            index, key = name.split(".", 1)
+            index, _, key = name.partition(".")
+            known = index.isdecimal() and int(index) < len(ordered)
+            if not known or tensor.shape not in ((), ordered[int(index)].shape):
+                raise CheckpointError(
+                    f"The stored optimiser has {name[:80]} of shape {list(tensor.shape)}, which fits no parameter.",
+                    remedy="Resume with the plan it was made with.",
+                )
             state.setdefault(int(index), {})[key] = tensor
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": state, "param_groups": groups})

@@ -43,6 +43,8 @@ def update_running_statistics(model: nn.Module, graph: ScaleGraph, statistics: T
         rate = module.momentum if module.momentum is not None else 1.0 / float(module.num_batches_tracked)
         for buffer in (mean, variance):
             batch = statistics[offset : offset + buffer.numel()].to(buffer.dtype)
+            if buffer is variance:
+                batch.clamp_min_(0.0)  # below it a sum is somebody's lie, or rounding under float masks
             buffer.mul_(1.0 - rate).add_(batch, alpha=rate)
             offset += buffer.numel()
 

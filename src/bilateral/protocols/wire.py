@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from bilateral.documents import parse_json
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.messages import Message
 
@@ -126,8 +127,8 @@ def _split(data: bytes | bytearray, sender: str) -> tuple[dict[str, Any], memory
     if length > _MAX_HEADER or start + length > len(data):
         raise _refusal(sender, f"its header of {length} bytes is cut off or too long")
     try:
-        header = json.loads(data[start : start + length])
-    except (ValueError, RecursionError) as error:
+        header = parse_json(data[start : start + length])
+    except ValueError as error:
         raise _refusal(sender, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _refusal(sender, "its header is not an object")

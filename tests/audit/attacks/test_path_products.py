@@ -53,8 +53,8 @@ class AddsToInput(nn.Module):
         return self.head((x + self.branch(x)).flatten(1))
 
 
-def listed(model):
-    """Every path by itself, from each input channel to each output."""
+def listed(model, divided):
+    """Every path by itself, from each input channel to each output. `divided`: by what makes the normalised channel."""
     stem, branch, head = (
         w.detach().double().abs() for w in (model.stem.weight, model.branch.weight, model.head.weight)
     )
@@ -64,7 +64,8 @@ def listed(model):
         for first in range(3):
             into = stem[first, source, row, left]
             if model.norm is not None:
-                into = into * model.norm.weight[first].detach().double().abs() / stem[first].norm()
+                into = into * model.norm.weight[first].detach().double().abs()
+                into = into / stem[first].norm() if divided else into
             ways = [branch[channel, first, down, right] for down, right in product(range(3), range(3))]
             if first == channel:
                 ways.append(torch.ones((), dtype=torch.float64))
@@ -88,16 +89,18 @@ def difference(found, truth):
     return float((found - truth).norm() / truth.norm())
 
 
+@pytest.mark.parametrize("norm_inputs", ["exact", "scaled"])
 @pytest.mark.parametrize("normalised", [False, True])
-def test_path_products_are_the_sum_over_listed_paths(normalised):
+def test_path_products_are_the_sum_over_listed_paths(normalised, norm_inputs):
     torch.manual_seed(0)
     model = Residual(normalised)
     if model.norm is not None:
         nn.init.uniform_(model.norm.weight, 0.5, 2.0)
-    graph = ScaleGraph.of(model, torch.zeros(2, 2, 3, 3))
+    graph = ScaleGraph.of(model, torch.zeros(2, 2, 3, 3), norm_inputs=norm_inputs)
     plain = graph.flatten(dict(model.named_parameters()), torch.float64)
-    assert difference(path_products(graph, plain), listed(model)) < 1e-12
-    assert difference(path_products(graph, hidden(graph, plain, 1)), listed(model)) < 1e-12
+    truth = listed(model, divided=norm_inputs == "scaled")
+    assert difference(path_products(graph, plain), truth) < 1e-12
+    assert difference(path_products(graph, hidden(graph, plain, 1)), truth) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "options"), NETWORKS)
@@ -124,8 +127,14 @@ def test_every_layer_tells(changed):
 def test_what_has_no_path_products_is_named():
     grouped = nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     per_sample = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-    bare = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(144, 3))
-    named = {grouped: "grouped", per_sample: "`1.weight`", bare: "`3.weight`", AddsToInput(): "`branch.weight`"}
+    named = {grouped: "grouped", per_sample: "`1.weight`", AddsToInput(): "`branch.weight`"}
     for model, word in named.items():
         assert word in without_path_products(ScaleGraph.of(model, torch.zeros(2, 2, 8, 8)))
     assert without_path_products(network("lenet", {})[0]) == ""
+
+
+def test_behind_a_batch_norm_without_weights_there_are_path_products_unless_its_inputs_are_scaled():
+    bare = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(144, 3))
+    example = torch.zeros(2, 2, 8, 8)
+    assert without_path_products(ScaleGraph.of(bare, example)) == ""
+    assert "`3.weight`" in without_path_products(ScaleGraph.of(bare, example, norm_inputs="scaled"))

@@ -50,7 +50,8 @@ def test_client_server_and_eavesdropper_read_the_softmax_to_1e_6():
 def test_without_an_exchange_the_client_computes_its_softmax_and_nobody_else_is_shown_any(settings):
     naive, adaptive = audited(**settings)
     assert {(one.tests, one.adversary) for one in (naive, adaptive)} == {(2, "curious client")}
-    assert judge(naive).verdict != "broken"
+    assert not any(gate.passed_by(naive.target.of(gate.metric)) for gate in naive.gates)  # as far off as noise is large
+    assert naive.target.of(SOFTMAX_ERROR).mean > 1e-2
     assert judge(adaptive).verdict == "broken"
     assert adaptive.target.of(SOFTMAX_ERROR).mean < 1e-6
 

@@ -8,6 +8,7 @@ import torch
 from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.audit.experiments.swapped_rounds import play, table_of
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.mask import last_bits
 
 SMALL = {"model.name": "mlp-3", "federation.clients": 3, "training.batch_size": 8, "training.loss": "mse"}
 SOUND = {"noise.mechanism": "sound", "noise.noise_multiplier": 1.0}
@@ -40,7 +41,19 @@ def test_without_swaps_the_first_client_always_has_x():
     assert all(holds(match, 0, number, match.table.x) for number in match.worlds)
 
 
-def test_under_ring_masks_the_sums_and_the_models_are_the_same_in_both_worlds_bit_for_bit():
+def test_under_ring_masks_the_sums_are_the_same_in_both_worlds_but_for_the_last_bits_that_clients_draw():
+    """Each client moves its own values by at most 2^-22 of them, with a key that no world changes."""
+    one, other = played().recording, played((1, 0, 0, 1)).recording
+    for ours, theirs in zip(one.server_rounds, other.server_rounds, strict=True):
+        assert ours.total.total_weight == theirs.total.total_weight
+        sizes = ours.total.terms.abs().amax(1, keepdim=True)
+        assert bool(((ours.total.terms - theirs.total.terms).abs() <= 2.0**-18 * sizes).all())
+        torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=1e-5, atol=1e-7)
+
+
+def test_without_drawn_last_bits_the_sums_and_the_models_are_the_same_in_both_worlds_bit_for_bit(monkeypatch):
+    """So nothing but the draws differs: what the adversary is shown of the sum has no world in it."""
+    monkeypatch.setattr(last_bits, "STEPS", 0)
     one, other = played().recording, played((1, 0, 0, 1)).recording
     for ours, theirs in zip(one.server_rounds, other.server_rounds, strict=True):
         assert torch.equal(ours.total.terms, theirs.total.terms)

@@ -34,23 +34,34 @@ def published():
     return played(**{"perturbation.softmax": "blinded"})
 
 
+ATTACKS = {
+    ("other clients' uploads", "curious client", False),
+    ("other clients' uploads", "curious client", True),
+    ("other clients' uploads", "colluding clients", True),
+    ("other clients' uploads", "eavesdropper", False),
+    ("other clients' uploads", "eavesdropper", True),
+    ("other clients' uploads", "eavesdropper", "matched"),
+    ("single uploads", "curious server", False),
+    ("single uploads", "curious server", True),
+    ("single uploads", "curious server", "matched"),
+    ("single uploads", "server with colluding clients", "matched"),
+    ("single uploads", "server with colluding clients", True),
+}
+
+
+def expect_coins(found):
+    """Guesses that are coins: one of a dozen attacks with 20 of them is called suspicious now and then, never broken.
+
+    18 of 20 right, which is what counts as success, comes of coins with a probability of 2e-4.
+    """
+    for key, evidence in found.items():
+        assert judge(evidence).verdict != "broken", key
+        assert not any(gate.passed_by(evidence.target.of(gate.metric)) for gate in evidence.gates), key
+
+
 def test_under_ring_masks_nobody_tells_the_worlds_apart(masked):
-    assert {key: judge(e).verdict for key, e in masked.items()} == dict.fromkeys(
-        [
-            ("other clients' uploads", "curious client", False),
-            ("other clients' uploads", "curious client", True),
-            ("other clients' uploads", "colluding clients", True),
-            ("other clients' uploads", "eavesdropper", False),
-            ("other clients' uploads", "eavesdropper", True),
-            ("other clients' uploads", "eavesdropper", "matched"),
-            ("single uploads", "curious server", False),
-            ("single uploads", "curious server", True),
-            ("single uploads", "curious server", "matched"),
-            ("single uploads", "server with colluding clients", "matched"),
-            ("single uploads", "server with colluding clients", True),
-        ],
-        "holds",
-    )
+    assert set(masked) == ATTACKS
+    expect_coins(masked)
 
 
 def test_both_claims_of_ring_masks_are_tested_by_it(masked):
@@ -65,7 +76,7 @@ def test_every_positive_control_passes_its_gates(masked):
 
 
 def test_with_the_published_exchange_they_do_not_tell_them_apart_by_the_rest(published):
-    assert {judge(e).verdict for e in published.values()} == {"holds"}
+    expect_coins(published)
     assert ("other clients' uploads", "eavesdropper", "matched") not in published  # it cannot answer for the server
 
 
@@ -105,7 +116,7 @@ def test_ring_masks_without_their_pairwise_part_are_judged_broken(monkeypatch):
 def test_with_two_clients_there_is_no_third_to_be_curious():
     found = played(**{"federation.clients": 2, "protection": "fedavg", "aggregation.masks": "ring"})
     assert {adversary for _, adversary, _ in found} == {"eavesdropper", "curious server"}
-    assert {judge(e).verdict for e in found.values()} == {"holds"}
+    expect_coins(found)
 
 
 def test_it_says_where_it_does_not_apply():
@@ -118,5 +129,5 @@ def test_it_says_where_it_does_not_apply():
 @pytest.mark.long
 def test_sound_noise_under_ring_masks_holds():
     found = played(**{"noise.mechanism": "sound", "noise.noise_multiplier": 0.5, "training.loss": "mse"})
-    assert {judge(e).verdict for e in found.values()} == {"holds"}
+    expect_coins(found)
     assert len(found) == 8

@@ -8,13 +8,14 @@ import uuid
 from pathlib import Path
 
 import pytest
-from nvflare.private.defs import SysCommandTopic, TrainingTopic
+from nvflare.private.defs import CellChannel, SysCommandTopic, TrainingTopic
 from tests.engine.flare import hostile_site
 from tests.engine.flare.test_job_names import wait_until, workspace_of
 
 from bilateral.engine.flare.admin import Admin
 from bilateral.engine.flare.processes import LocalProcesses, free_ports
 from bilateral.engine.flare.provisioning import Deployment, provision
+from bilateral.engine.flare.sender_check import check_for, is_own_origin, may_send_to_site
 
 REPOSITORY = Path(__file__).parents[3]
 HOSTILE, VICTIM = "hostile", "victim"
@@ -94,7 +95,7 @@ def test_the_record_of_commands_is_one(kits, tokens):
         wait_until(lambda: taken(kits, TrainingTopic.CHECK_STATUS) > before)
 
 
-SITES = {"a", "b"}
+SESSION = f"_admin_{uuid.uuid4()}"
 
 
 @pytest.mark.parametrize(
@@ -106,18 +107,47 @@ SITES = {"a", "b"}
         ("b.3e1b4f1c", "a", False),
         ("server", "a", False),
         ("server.3e1b4f1c", "a", False),
-        ("_admin_1", "a", False),
         ("ab", "a", False),
         ("", "a", False),
-        ("a", "removed", False),
-        ("server", "removed", False),
-        ("removed", "removed", True),
-        ("_admin_1", "admin@bilateral.org", True),
+        ("server", "server", False),
+        (SESSION, "a", False),
+        (SESSION, "admin@bilateral.org", True),
+        (f"{SESSION}.a", "admin@bilateral.org", False),
+        ("_admin_1", "admin@bilateral.org", False),
+        ("admin@bilateral.org", "admin@bilateral.org", False),
         ("server", "admin@bilateral.org", False),
         ("a", "admin@bilateral.org", False),
     ],
 )
 def test_an_origin_is_ones_own_by_the_certificate(origin, certificate, own):
-    from bilateral.engine.flare.sender_check import is_own_origin
+    assert is_own_origin(origin, certificate) == own
 
-    assert is_own_origin(origin, certificate, SITES) == own
+
+@pytest.mark.parametrize(
+    ("origin", "asks", "taken"),
+    [
+        ("server", CellChannel.CLIENT_MAIN, True),
+        ("server.3e1b4f1c", "collab", True),
+        ("server", None, True),
+        ("server", "_net_manager", False),
+        ("server", CellChannel.CLIENT_COMMAND, False),
+        ("server", CellChannel.SERVER_COMMAND, False),
+        ("server.3e1b4f1c", CellChannel.CLIENT_COMMAND, False),
+        ("server", "", False),
+        ("a", CellChannel.CLIENT_COMMAND, True),
+        ("a.3e1b4f1c", CellChannel.SERVER_COMMAND, True),
+        ("b", CellChannel.CLIENT_MAIN, False),
+        ("b.3e1b4f1c", "collab", False),
+        ("b", None, False),
+        (SESSION, CellChannel.CLIENT_MAIN, False),
+        ("", CellChannel.CLIENT_MAIN, False),
+    ],
+)
+def test_a_site_takes_messages_of_its_own_and_of_the_server_on_the_servers_channels(origin, asks, taken):
+    assert may_send_to_site("a", origin, asks) == taken
+
+
+def test_every_cell_of_a_site_and_the_servers_own_have_a_check_and_others_none():
+    """A server's job processes are reached through the server's cell only."""
+    assert all(check_for(cell) for cell in ("server", "a", "a.3e1b4f1c"))
+    assert not any(check_for(cell) for cell in ("server.3e1b4f1c", SESSION))

@@ -5,7 +5,8 @@ neuron cancel between the weights into it and those out of it, and a sum does no
 
 - an input is a channel of an image or a feature; every tap of a kernel is a path of its own, places are not told apart
 - a channel that feeds several inputs of a flattened layer goes by all of them; branches add up where they meet again
-- a BatchNorm divides a channel by its spread, and so by its factor; here, by the size of the weights that make it
+- a BatchNorm divides a channel by its spread, and so by its factor if it has one (`norm_inputs = "scaled"`); here, by
+  the size of the weights that make it
 - biases, and weights of activations and of pooling, are left out
 
 Formal guarantees (tests/audit/attacks/test_path_products.py): equal to the sum over listed paths; the same for every

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bilateral.learning.exchange import Exchange, Respond
-from bilateral.learning.masked_aggregation import MaskedAggregation, UploadShape
+from bilateral.learning.masked_aggregation import MaskedAggregation
+from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.fixed_point import MIN_BOUND_BITS
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.server import MaskServer

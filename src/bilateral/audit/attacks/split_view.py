@@ -23,7 +23,7 @@ from torch import Tensor
 from bilateral.errors import BilateralError, ThresholdError
 from bilateral.learning.exchange import SETUP, Exchange, Packet, Respond
 from bilateral.learning.halves import ServerHalf
-from bilateral.learning.masked_aggregation import UploadShape
+from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, FixedPointFormat
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (

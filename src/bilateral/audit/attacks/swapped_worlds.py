@@ -1,7 +1,8 @@
 """Which of two clients holds which of two batches? A test of single uploads that no sum can answer.
 
 In world 0 the first client trains on batch x and the second on y; in world 1 it is the other way round. Both have the
-same weight, so that the sum, and the model that follows from it, are the same in both worlds. The attacker knows x and
+same weight, so that the sum, and the model that follows from it, are the same in both worlds but for the last bits that
+clients draw with keys of their own, in either world alike. The attacker knows x and
 y; it plays the run by itself, in both worlds, with keys of its own, before it is shown a real one.
 
 Reading: the difference of the two clients' uploads should point along the difference of the gradients of x and y.

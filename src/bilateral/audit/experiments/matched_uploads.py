@@ -53,7 +53,7 @@ def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
                 _right(attacker, runs.same, metrics, more_coins(context, runs.same)),
             ),
             gates=tuple(Gate(metric, SUCCESS) for metric in metrics),
-            remark="the attacker knows both batches, and the sum is the same in both worlds",
+            remark="the attacker knows both batches; but for drawn last bits the sum is the same in both worlds",
         )
     ]
 

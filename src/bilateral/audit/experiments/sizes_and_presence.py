@@ -28,7 +28,7 @@ from bilateral.errors import ThresholdError
 from bilateral.learning.client import sample_clients
 from bilateral.learning.exchange import Dropouts, Packet
 from bilateral.learning.halves import ServerHalf
-from bilateral.learning.masked_aggregation import UploadShape
+from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.messages import Message, Question, Upload

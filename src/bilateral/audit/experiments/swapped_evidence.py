@@ -63,7 +63,7 @@ def evidence_of(context: Context, attacker: Attacker, runs: Runs) -> list[Eviden
                     taught.right(runs.same, metrics, more_coins(context, runs.same)),
                 ),
                 gates=tuple(Gate(metric, SUCCESS) for metric in metrics),
-                remark="the attacker knows both batches, and the sum is the same in both worlds",
+                remark="the attacker knows both batches; but for drawn last bits the sum is the same in both worlds",
             )
         )
     return evidence

@@ -30,7 +30,8 @@ from bilateral.engine.layers import mask_settings
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.learning.exchange import LocalExchange, Packet
-from bilateral.learning.masked_aggregation import MaskedAggregation, UploadShape
+from bilateral.learning.masked_aggregation import MaskedAggregation
+from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient

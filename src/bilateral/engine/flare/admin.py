@@ -5,7 +5,6 @@ A thin layer over FLARE's admin session: quiet, with our errors, and it connects
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import uuid
@@ -29,6 +28,7 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.hci.proto import MetaStatusValue
 
+from bilateral.documents import parse_json
 from bilateral.engine.flare.coordinator import OUTCOME_FILE
 from bilateral.errors import DeploymentError
 
@@ -82,10 +82,10 @@ class Admin:
         self._session: Session | None = None
         config = self._kit / "startup" / "fed_admin.json"
         try:
-            admin = json.loads(config.read_text(encoding="utf-8"))["admin"]
+            admin = parse_json(config.read_bytes())["admin"]
             self._user = str(admin["username"] or self._kit.name)
             self._server = f"{admin['host']}:{admin['port']}"
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DeploymentError(f"{self._kit} is not an administrator's kit: {error}.") from error
 
     def __enter__(self) -> Admin:
@@ -157,7 +157,7 @@ class Admin:
             if not files:
                 return None
             try:
-                values = json.loads(files[0].read_text(encoding="utf-8"))
+                values = parse_json(files[0].read_bytes())
             except (OSError, ValueError) as error:
                 raise DeploymentError(f"The outcome of job {job_id} cannot be read: {error}.") from error
         return dict(values) if isinstance(values, dict) else None

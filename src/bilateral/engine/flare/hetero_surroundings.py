@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from bilateral.documents import parse_json
 from bilateral.engine.flare.surroundings import is_simulation
 from bilateral.engine.hetero_plan import HeteroPlan, parse_hetero_plan
 from bilateral.errors import PlanError
@@ -21,8 +20,8 @@ def hetero_plan_of_job(text: str) -> HeteroPlan:
             remedy="Run it with `bilateral hetero`, on one machine.",
         )
     try:
-        values = json.loads(text)
-    except ValueError as error:
+        values = parse_json(text)
+    except (ValueError, TypeError) as error:
         raise PlanError("The job's plan is not JSON.", remedy="Start the run with `bilateral hetero`.") from error
     if not isinstance(values, dict):
         raise PlanError("The job's plan is not an object.", remedy="Start the run with `bilateral hetero`.")

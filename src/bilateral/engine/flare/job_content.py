@@ -9,7 +9,6 @@ reference either.
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
+from bilateral.documents import parse_json
 from bilateral.errors import PlanError
 
 FILES: Final = ("config/config_fed_client.json", "config/config_fed_server.json")
@@ -36,8 +36,8 @@ def check_app(data: object) -> None:
     """Refuse an application that no recipe of ours writes. Errors quote nothing of it."""
     for text in _files(data):
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            content = parse_json(text)
+        except ValueError as error:
             raise _refusal("has a file that is not JSON") from error
         for key, value in _texts(content):
             if key in _JSON_FIELDS:
@@ -90,8 +90,8 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def _check_json(text: str) -> None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise _refusal("has a plan that is not JSON") from error
     # A text that begins with `{"` is no reference as a whole, and no format string: no name has a quotation mark.
     if not isinstance(value, dict) or not text.startswith('{"'):

@@ -31,7 +31,7 @@ from nvflare.private.fed.client.admin import RequestProcessor
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from bilateral.engine.flare.job_content import check_app
-from bilateral.engine.flare.sender_check import check_senders
+from bilateral.engine.flare.sender_check import guard_cells
 from bilateral.errors import BilateralError, PlanError
 
 COMMANDS: Final = frozenset(
@@ -76,12 +76,11 @@ class JobGate(FLComponent):
     def __init__(self) -> None:
         super().__init__()
         guard_commands()
+        guard_cells()
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Before a party connects, and when the server is asked to take a new job."""
-        if event_type == EventType.SYSTEM_BOOTSTRAP:
-            check_senders(fl_ctx.get_prop(FLContextKey.SITE_OBJ))
-        elif event_type == EventType.SUBMIT_JOB:
+        """When the server is asked to take a new job."""
+        if event_type == EventType.SUBMIT_JOB:
             self._check_new_job(fl_ctx)
 
     def _check_new_job(self, fl_ctx: Any) -> None:

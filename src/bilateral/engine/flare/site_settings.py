@@ -33,13 +33,13 @@ from __future__ import annotations
 
 import re
 import stat
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from bilateral.documents import parse_toml
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DeploymentError, PlanError, PlanNotAcceptedError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
@@ -167,12 +167,12 @@ def load_site_settings(path: str | Path) -> SiteSettings:
     path = _file(path) if path.is_dir() else path
     check_layout(path.parent)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DeploymentError(
             f"There are no site settings at {path}.", remedy="`bilateral deploy` writes them into every kit."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise DeploymentError(f"{path} is not a readable TOML file: {error}.") from error
     try:
         settings = SiteSettings.model_validate(values)

@@ -10,12 +10,12 @@ fingerprint is compared with those that the operator accepted before anything el
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bilateral.documents import parse_json
 from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, check_layout, load_site_settings
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
 from bilateral.engine.remote.enrolment import Briefing
@@ -55,8 +55,8 @@ def accepted_plan(text: str, settings: SiteSettings) -> RunPlan:
 
 def _values(text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+        values = parse_json(text)
+    except (ValueError, TypeError):
         raise PlanError("The job's plan is not JSON.", remedy=_SUBMIT) from None
     if not isinstance(values, dict):
         raise PlanError("The job's plan is not an object.", remedy=_SUBMIT)

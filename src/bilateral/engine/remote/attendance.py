@@ -39,6 +39,8 @@ class Attendance:
     patience: float = 600.0
     should_stop: Callable[[], bool] = lambda: False
     ping_every: float = PING_EVERY
+    all_invited: bool = False
+    """A round needs every site that is invited, however many those are: who cheated is not invited any more."""
     _absent: dict[str, _Absence] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _looked_for: set[str] = field(default_factory=set)
@@ -52,7 +54,7 @@ class Attendance:
 
     def gather(self, round_index: int, invited: Sequence[str]) -> list[str]:
         """The invited sites that are there; waits up to `patience` seconds until they are enough."""
-        needed = self.needed
+        needed = min(self.needed, len(invited)) if self.all_invited else self.needed
         # Whoever is not in this term, or out of it for good, will not come however long we wait.
         possible = sum(name in self.sites for name in invited) >= needed
         deadline = time.monotonic() + (self.patience if possible else 0.0)

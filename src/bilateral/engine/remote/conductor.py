@@ -6,7 +6,6 @@ begins, so that the next term goes on with no round lost or applied twice.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from bilateral.documents import parse_json
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
 from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
@@ -126,6 +126,7 @@ class Conductor:
             sites_needed(self.plan, len(names)),
             self.plan.federation.patience,
             stop,
+            all_invited=self.plan.masks(len(names)) == "float",
         )
         transcript = Transcript()
         way = partial(
@@ -135,7 +136,6 @@ class Conductor:
             attendance=attendance,
             pool=pool,
             tickets=Tickets(),
-            tell=directory.tell,
             timeout=self.plan.federation.timeout,
             ping_after=self.ping_after,
             on_exchange=self.on_exchange,
@@ -285,9 +285,9 @@ class _Enrolment:
 def _read_counts(path: Path, names: Sequence[str]) -> dict[str, int]:
     """What was told in the first term."""
     try:
-        counts = json.loads(path.read_text(encoding="utf-8"))
+        counts = parse_json(path.read_bytes())
         found = {name: int(counts[name]) for name in names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise CheckpointError(
             f"{path} does not say how many samples each site has: {type(error).__name__}.",
             remedy="The accounting of this run rests on it: restore it, or start a new run.",

@@ -1,9 +1,10 @@
 """Packets to sites and replies from them, as bytes: an `Exchange` for clients that are elsewhere.
 
 Every conversation runs in a thread of its own; what the server says in between is said by one thread at a time. A site
-that does not answer in time is out of the round, and so is one whose reply cannot be read: which site, and at which
-stage, is told. A dead site is not waited for as long as a slow one. No reply makes this raise; what a site refuses is
-told to the operator. (A site can still make rounds fail, by masking what it did not agree to mask: decision 9.)
+that does not answer in time is out of the round, and told of with the stage. A reply that cannot be read, and a
+refusal, is `Unusable`: an incident of its sender like any wrong message. A dead site is not waited for as long as a
+slow one. No reply makes this raise. (A site can still make rounds fail, by masking what it did not agree to mask:
+decision 9.)
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bilateral.engine.events import Event, MessageRefused
 from bilateral.engine.remote.attendance import Attendance, Ping
 from bilateral.errors import ProtocolError
-from bilateral.learning.exchange import SERVER, Packet, Record, Respond, kept_of
+from bilateral.learning.exchange import SERVER, Packet, Record, Respond, Unusable, kept_of
 from bilateral.learning.vocabulary import TO_SERVER, stage_of
 from bilateral.protocols.messages import Message
 from bilateral.protocols.wire import decode, encode
@@ -73,7 +73,6 @@ class RemoteExchange:
     pool: ThreadPoolExecutor
     tickets: Tickets
     record: Record
-    tell: Callable[[Event], None]
     timeout: float
     ping_after: float = 3.0
     """Seconds after which a site that has not answered is asked whether it is there at all."""
@@ -112,7 +111,8 @@ class RemoteExchange:
             if reply is None:
                 return None
             with self._lock:
-                self.record(round_index, name, SERVER, reply)
+                if not isinstance(reply, Unusable):
+                    self.record(round_index, name, SERVER, reply)
                 packet = respond(name, reply) if respond is not None else ()
             if not packet:
                 return kept_of(packet, reply)
@@ -130,8 +130,7 @@ class RemoteExchange:
         try:
             return read_answer(answer, name)
         except ProtocolError as error:
-            self.tell(MessageRefused(name, round_index + 1, str(error)[:MAX_REASON]))
-            return None
+            return Unusable(str(error)[:MAX_REASON])
 
     def _call(self, name: str, data: list[bytes]) -> Mapping[str, Any]:
         """Call the site; give up early if it shows no sign of life twice in a row."""

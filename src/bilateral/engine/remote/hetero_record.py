@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, save_checkpoint
+from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
 from bilateral.engine.hetero import stages_of
 from bilateral.engine.hetero_directory import HeteroDirectory
 from bilateral.engine.hetero_plan import HeteroPlan
@@ -67,12 +67,13 @@ class HeteroRecord:
                 remedy="Go on with it by the in-process engine.",
             )
         counters = found.counters
-        record = HeteroRecord(plan, facts, int(counters["term"]), counters["seconds"], counters["answered"])
-        for name, site in record.sites.items():
-            own = [row for row in found.rows if row["client"] == name]
-            site.stage = int(counters[f"{_STAGES}{name}"])
-            site.accuracies = [float(row["accuracy"]) for row in own]
-            site.num_queries = [int(row["queries"]) for row in own]
+        with putting_back(directory.checkpoint):
+            record = HeteroRecord(plan, facts, int(counters["term"]), counters["seconds"], counters["answered"])
+            for name, site in record.sites.items():
+                own = [row for row in found.rows if row["client"] == name]
+                site.stage = int(counters[f"{_STAGES}{name}"])
+                site.accuracies = [float(row["accuracy"]) for row in own]
+                site.num_queries = [int(row["queries"]) for row in own]
         return record
 
     def save(self, directory: HeteroDirectory) -> None:

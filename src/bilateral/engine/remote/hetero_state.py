@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, save_checkpoint
+from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.errors import CheckpointError
 
@@ -62,13 +62,14 @@ class SiteStore:
             return SiteState()
         found = matching_checkpoint(self._plan.digest(), self._file)
         model = {k.removeprefix(_MODEL): t for k, t in found.tensors.items() if k.startswith(_MODEL)}
-        state = SiteState(
-            found.next_round,
-            model,
-            found.tensors.get(_SUMS),
-            [float(row["accuracy"]) for row in found.rows],
-            [int(row["queries"]) for row in found.rows],
-        )
+        with putting_back(self._file):
+            state = SiteState(
+                found.next_round,
+                model,
+                found.tensors.get(_SUMS),
+                [float(row["accuracy"]) for row in found.rows],
+                [int(row["queries"]) for row in found.rows],
+            )
         waits = state.stage > 0 and state.stage % 2 == 0
         if len(state.accuracies) != num_measured(state.stage) or (state.sums is not None) != waits:
             raise CheckpointError(f"{self._file} is not a state that a site keeps.", remedy="Start a new run.")

@@ -21,7 +21,7 @@ from bilateral.models.zoo import convnets, densenet, mlp, resnet
 from bilateral.models.zoo.layers import require_count
 from bilateral.models.zoo.user_function import accepted_names, call_builder, import_builder
 
-__all__ = ["build_model", "model_names"]
+__all__ = ["build_model", "model_names", "outline_model"]
 
 _BUILDERS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     **mlp.BUILDERS,
@@ -54,6 +54,18 @@ def build_model(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         _seed_cpu_generator(seed)
         return call_builder(name, given, options) if ":" in name else _BUILDERS[name](**given, **options)
+
+
+def outline_model(name: str, *, input_shape: tuple[int, ...], num_outputs: int, **options: Any) -> nn.Module:
+    """A network of the zoo with shapes and no numbers ("meta"): it takes no memory, however large it would be."""
+    require(name, str, "outline_model: expected `name` to be")
+    builder = _zoo_builder(name)
+    options.pop("seed", None)
+    _check_options(name, builder, options)
+    with torch.device("meta"):
+        return builder(
+            input_shape=_checked_shape(input_shape), num_outputs=require_count("num_outputs", num_outputs), **options
+        )
 
 
 def _seed_cpu_generator(seed: int) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, final
 
+from bilateral.documents import parse_json
 from bilateral.errors import CheckpointError
 
 
@@ -91,7 +92,7 @@ class FileCounter:
 
     def _read(self) -> int:
         try:
-            used = json.loads(self._path.read_text(encoding="utf-8"))["rounds"]
+            used = parse_json(self._path.read_bytes())["rounds"]
         except FileNotFoundError as error:
             raise self._unreadable("it is missing, which counts as spent") from error
         except (OSError, ValueError, TypeError, KeyError) as error:

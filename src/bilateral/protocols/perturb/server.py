@@ -103,6 +103,13 @@ class PerturbServer:
             )
         secrets = self._current(message.round_index, sender)
         outputs = self._graph.num_outputs
+        for name, values in message.tensors():
+            if not values.is_floating_point() or not values.dim():
+                raise ProtocolError(
+                    f"SoftmaxQuery from {sender}: expected real numbers in `{name}`, a row a sample, got "
+                    f"{values.dtype} of shape {tuple(values.shape)}.",
+                    remedy="Both sides must run the same plan.",
+                )
         if message.blinded_exponentials.numel() == 0:
             raise ProtocolError(f"SoftmaxQuery from {sender} has no samples.", remedy="Leave out clients without data.")
         num_samples = len(message.blinded_exponentials)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
+from bilateral.documents import parse_json
 from bilateral.errors import MalformedMessageError, ModelError
 
 FRACTION_BITS: Final = 20
@@ -262,10 +263,10 @@ class Circuit:
     def from_json(cls, text: str, sender: str) -> Circuit:
         """The inverse of `to_json`, for text that another party wrote."""
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             steps = tuple(_step(entry) for entry in found["steps"])
             return cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]))
-        except (ValueError, TypeError, KeyError, RecursionError, ModelError) as error:
+        except (ValueError, TypeError, KeyError, ModelError) as error:
             raise MalformedMessageError(
                 f"The circuit from {sender} is not one: {error}.",
                 remedy="Both sides must run the same version of the protocol.",

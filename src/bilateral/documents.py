@@ -1,0 +1,69 @@
+"""JSON and TOML that somebody else may have written: parsed in bounded depth, or refused as a `ValueError`.
+
+The parsers of the standard library leave by other ways too. Deep nesting is a `RecursionError`, in the parser or in
+whoever walks through the value later; a key of thousands of parts takes TOML's parser memory by the square of their
+number; and half a character (a lone surrogate) is found out only when the text is written again. Callers catch one
+`ValueError`, and say in their own words what the text should have been.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from typing import Any, Final
+
+MAX_DEPTH: Final = 64
+"""Lists and objects in each other. The deepest that this package writes has about ten."""
+MAX_TOML_CHARACTERS: Final = 4_000_000
+"""A plan with thousands of sites has about a million."""
+MAX_KEY_PARTS: Final = 32
+_PART: Final = r"""(?:[\w\-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY: Final = re.compile(rf"(?<![\w\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}}")
+
+
+def parse_json(text: str | bytes | bytearray, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """The value of a JSON text, or `ValueError`. `parse_constant`: as `json.loads` takes it, for NaN and infinities."""
+    try:
+        value = json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    _check(value)
+    return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text, or `ValueError`."""
+    if len(text) > MAX_TOML_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, at most {MAX_TOML_CHARACTERS} are read")
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    _check(values)
+    return values
+
+
+def _check(value: Any) -> None:
+    """Refuse what is nested too deeply, and text that no file can hold. A loop: recursion is what it guards against."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += one.keys()
+                below += one.values()
+            elif isinstance(one, list):
+                below += one
+            elif isinstance(one, str) and not one.isascii():
+                one.encode()  # UnicodeEncodeError is a ValueError
+        level, depth = below, depth + 1
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")

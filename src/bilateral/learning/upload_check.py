@@ -1,0 +1,81 @@
+"""One rule for what an upload may be, whatever sums it: who breaks it is left out of the round, and nobody else.
+
+Under ring masks the server sees a vector of integers, and clients check their own uploads by this rule's other half
+(`fixed_point`). Where uploads come as they are, everything is checked here, before anything is added up. What cannot be
+seen is whether numbers of the right form are the right numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MAX_WEIGHT
+from bilateral.protocols.messages import Upload
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class UploadShape:
+    """What every upload of a run looks like."""
+
+    num_terms: int
+    num_parameters: int
+    num_statistics: int
+    weight: int | None = None
+    """What the plan fixes; None is the client's own affair."""
+
+    @property
+    def num_values(self) -> int:
+        """All of it as one vector, with the weight at the end."""
+        return self.num_terms * self.num_parameters + self.num_statistics + 1
+
+
+def check_upload(upload: Upload, round_index: int, shape: UploadShape, sender: str) -> None:
+    """Raise a `ProtocolError` that names the sender and what is wrong."""
+    if type(upload.round_index) is not int or upload.round_index != round_index:
+        raise ProtocolError(
+            f"Upload from {sender} is of round {upload.round_index!r}, expected {round_index}.",
+            remedy="It came late or was sent twice; it is not used.",
+        )
+    _check_weight(upload.weight, shape.weight, sender)
+    for name, size in (("terms", (shape.num_terms, shape.num_parameters)), ("statistics", (shape.num_statistics,))):
+        values = getattr(upload, name)
+        if not isinstance(values, Tensor) or (values.dtype not in _DTYPES and values.numel()):
+            got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            raise ProtocolError(
+                f"Upload from {sender}: expected real numbers in `{name}`, got {got}.",
+                remedy="Upload float32 or float64.",
+            )
+        upload.expect_shape(sender, name, size)
+        _check_size(values, name, upload.weight, sender)
+
+
+def _check_weight(weight: object, fixed: int | None, sender: str) -> None:
+    if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT or fixed not in (None, weight):
+        expected = (
+            f"a weight of {fixed}, as the plan has it" if fixed else "a whole number between 1 and 2^40 as weight"
+        )
+        raise ProtocolError(
+            f"Upload from {sender}: expected {expected}, got {str(weight)[:40]}.",
+            remedy="Both sides must run the same plan; leave out clients without data.",
+        )
+
+
+def _check_size(values: Tensor, name: str, weight: int, sender: str) -> None:
+    """As in the ring: what is larger could take the sum out of the range of real numbers."""
+    if not values.numel():
+        return
+    low, high = torch.aminmax(values)
+    largest = max(-float(low), float(high))
+    if math.isnan(largest) or not largest * weight <= math.ldexp(1.0, MAX_BOUND_BITS):
+        raise NumericalRangeError(
+            f"Upload from {sender}: `{name}` holds NaN or infinite values, or values that are beyond "
+            f"2^{MAX_BOUND_BITS} times their weight.",
+            remedy="Check that client's data and the learning rate.",
+        )

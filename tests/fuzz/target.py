@@ -1,0 +1,24 @@
+"""A reader under test: examples that it accepts, how they are damaged, and what is done with the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from tests.fuzz.mutations import Mutation
+
+
+@dataclass(frozen=True)
+class Target:
+    """`read` takes the bytes, and may raise typed errors only. `mutations`: one is drawn for every case."""
+
+    name: str
+    seeds: tuple[bytes, ...]
+    mutations: tuple[Mutation, ...]
+    read: Callable[[bytes], object]
+
+    def case(self, number: int) -> bytes:
+        """The input of a case: it depends on the target's name and the number alone."""
+        rng = Random(f"{self.name} {number}")
+        return rng.choice(self.mutations)(rng.choice(self.seeds), rng)
