@@ -95,7 +95,7 @@ def test_an_interrupted_run_resumes_to_the_same_model_bit_for_bit(tmp_path, stop
     a, b = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert (tmp_path / "part" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
-    announcements = 3 * (16 + len("client-1") + 32 + 32 + 64)  # a process that starts again agrees on keys again
+    announcements = 3 * (32 + len("client-1") + 32 + 32 + 64)  # a process that starts again agrees on keys again
     assert resumed.transcript.bytes_up == whole.transcript.bytes_up + announcements
 
 

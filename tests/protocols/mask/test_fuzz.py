@@ -82,7 +82,7 @@ def accept_afresh(roster):
 def copied(half):
     """Enough of a copy that the original does not change: its own state, and that of the attempt."""
     twin = copy.copy(half)
-    for part in ("_attempt", "_record"):
+    for part in ("_attempt", "_record", "_openings"):
         if getattr(half, part, None) is not None:
             inner = copy.copy(getattr(half, part))
             for name, value in vars(inner).items():
