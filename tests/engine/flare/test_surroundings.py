@@ -50,7 +50,7 @@ def test_a_fingerprint_is_the_same_before_a_plan_is_read(changes):
 
 
 def test_the_fingerprint_of_the_default_plan_changes_on_purpose_only():
-    """Kits list fingerprints. It last changed when plans got `perturbation.norm_inputs`: other sums, so another plan."""
+    """Kits list fingerprints. It last changed when plans got `perturbation.norm_inputs`: other sums, another plan."""
     assert RunPlan().fingerprint() == "69e3d3258afa7f62473fcdae284fb8089400d08b71fd2b189ad1aba87c340bb6"
 
 
