@@ -221,12 +221,13 @@ class TestDishonestServer:
     @classmethod
     def folder(cls, kits, processes, spent_budget, tmp_path_factory):
         folder = tmp_path_factory.mktemp("hostile") / "requests"
-        processes.kill("server")
+        resources = workspace_of(kits.server) / "local" / "resources.json"
+        honest = resources.read_text()
         hostile_server.install(workspace_of(kits.server), folder)
-        processes.restart("server")
-        with Admin(kits.admin, timeout=60.0) as admin:
-            wait_until(lambda: admin.connected_sites() == SITES)
-        return folder
+        restart_server(kits, processes)
+        yield folder
+        resources.write_text(honest)
+        restart_server(kits, processes)
 
     @pytest.fixture
     def meta(self):
@@ -294,6 +295,12 @@ class TestDishonestServer:
         (answers,) = hostile_server.send(folder, [{"channel": channel, "topic": topic}], wait_until)
         assert answers == dict.fromkeys(SITES)
         wait_until(lambda: refusals(kits) == {site: number + 1 for site, number in before.items()})
+
+
+def restart_server(kits, processes):
+    processes.restart("server")
+    with Admin(kits.admin, timeout=60.0) as admin:
+        wait_until(lambda: admin.connected_sites() == SITES)
 
 
 def refusals(kits):
