@@ -20,7 +20,8 @@ MAX_TOML_CHARACTERS: Final = 4_000_000
 """A plan with thousands of sites has about a million."""
 MAX_KEY_PARTS: Final = 32
 _PART: Final = r"""(?:[\w\-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}}")
+_KEY_BEGINS: Final = r"""(?:^[ \t]*+\[{0,2}+|[{,])[ \t]*+"""
+_LONG_KEY: Final = re.compile(rf"{_KEY_BEGINS}{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}}", re.MULTILINE)
 
 
 def parse_json(text: str | bytes | bytearray, *, parse_constant: Callable[[str], Any] | None = None) -> Any:

@@ -34,6 +34,7 @@ from bilateral.audit.auditor import stored_plan, stored_result
 from bilateral.data import load_dataset
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.event_tail import EventTail
+from bilateral.engine.events import read_events
 from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
 from bilateral.engine.in_process import run
@@ -65,7 +66,13 @@ class _Maker:
         return path
 
     def target(
-        self, name: str, path: Path, mutations: tuple[Mutation, ...], read: Callable[[], object], *more: bytes
+        self,
+        name: str,
+        path: Path,
+        mutations: tuple[Mutation, ...],
+        read: Callable[[], object],
+        *more: bytes,
+        tolerant: bool = False,
     ) -> Target:
         """The file at `path` is the example; `more` are others in its place."""
 
@@ -73,7 +80,7 @@ class _Maker:
             path.write_bytes(data)
             read()
 
-        return Target(name, (path.read_bytes(), *more), mutations, replace_and_read)
+        return Target(name, (path.read_bytes(), *more), mutations, replace_and_read, tolerant)
 
 
 def _runs(maker: _Maker) -> list[Target]:
@@ -97,20 +104,38 @@ def _runs(maker: _Maker) -> list[Target]:
     without_log = maker.folder("run without log") / "out"
     shutil.copytree(path, without_log)
     (without_log / "events.jsonl").unlink()
+    privacy = without_log / "privacy.json"
     counts = home / "counts.json"
     counts.write_text('{"a": 10, "b": 20}')
     spent = home / "spent.json"
     FileCounter.create(spent)
     more = (home / "convnet.safetensors").read_bytes()
+    shutil.copy(export, home / "predict.safetensors")
     return [
         maker.target("checkpoint", path / "checkpoint.safetensors", structured, resume),
         maker.target(
             "checkpoint with its checksum", _copy(path, maker), (checkpoint_mutation,), _resuming_copy(chosen, maker)
         ),
         maker.target("export", export, structured, lambda: load_exported(export), more),
-        maker.target("events", watched, (_line_mutation, blind), lambda: (events.read_new(), read_run(path))),
-        maker.target("result", without_log / "result.json", (json_mutation, blind), lambda: read_run(without_log)),
-        maker.target("privacy", without_log / "privacy.json", (json_mutation, blind), lambda: read_run(without_log)),
+        maker.target(
+            "events",
+            watched,
+            (_line_mutation, blind),
+            lambda: (events.read_new(), list(read_events(watched)), _watched(path)),
+            tolerant=True,
+        ),
+        maker.target(
+            "result", without_log / "result.json", (json_mutation, blind), lambda: _watched(without_log), tolerant=True
+        ),
+        maker.target(
+            "privacy",
+            privacy,
+            (json_mutation, blind),
+            lambda: _watched(without_log),
+            tolerant=True,
+        ),
+        maker.target("prediction", home / "predict.safetensors", (_card_mutation,), _predicting(home)),
+        *_hetero_states(maker),
         maker.target("counts", counts, (json_mutation, blind), lambda: _read_counts(counts, ["a", "b"])),
         maker.target("round counter", spent, (json_mutation, blind), lambda: FileCounter(spent).used),
     ]
@@ -150,6 +175,62 @@ def _resuming(chosen: RunPlan, path: Path) -> Callable[[], object]:
     return resume
 
 
+def _watched(path: Path) -> None:
+    """As `bilateral watch --json` shows it."""
+    json.dumps(read_run(path).as_dict())
+
+
+def _predicting(home: Path) -> Callable[[], object]:
+    """`bilateral predict`: the card says which data, with which options and loss."""
+    from typer.testing import CliRunner
+
+    from bilateral.cli.main import app
+
+    def predict() -> None:
+        found = CliRunner().invoke(app, ["predict", str(home / "predict.safetensors"), "--json"])
+        if found.exception is not None and not isinstance(found.exception, SystemExit):
+            raise found.exception
+
+    return predict
+
+
+def _card_mutation(data: bytes, rng: Any) -> bytes:
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    card = json_mutation(header["__metadata__"]["bilateral"].encode(), rng)
+    header["__metadata__"]["bilateral"] = card.decode("utf-8", "replace")
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+def _hetero_states(maker: _Maker) -> list[Target]:
+    """What the server and a site of a heterogeneous run keep."""
+    import torch
+    from tests.engine.remote.test_hetero_record import PLAN, record_at
+
+    from bilateral.engine.hetero_directory import HeteroDirectory
+    from bilateral.engine.remote.hetero_record import HeteroRecord
+    from bilateral.engine.remote.hetero_state import SiteState, SiteStore
+
+    home = maker.folder("hetero")
+    directory = HeteroDirectory.create(home / "server", PLAN)
+    record = record_at((2, 1, 0))
+    record.save(directory)
+    store = SiteStore(home / "site", PLAN)
+    store.save(SiteState(2, {"w": torch.ones(3)}, torch.ones(2, 2), [0.5], [0]))
+    mutations = (checkpoint_mutation, safetensors_mutation, blind)
+    facts = record.facts
+    return [
+        maker.target(
+            "hetero record",
+            directory.checkpoint,
+            mutations,
+            lambda: HeteroRecord.load(PLAN, facts, directory).progress(),
+        ),
+        maker.target("hetero site", home / "site" / "checkpoint.safetensors", mutations, store.load),
+    ]
+
+
 def _line_mutation(data: bytes, rng: Any) -> bytes:
     lines = data.splitlines()
     index = rng.randrange(len(lines))
@@ -182,7 +263,13 @@ def _audits(maker: _Maker) -> list[Target]:
     values = json.loads((DOCS / "audits" / "float-masks" / "audit.json").read_text())
     values["evidence"] = [_shortened(one) for one in values["evidence"][:4]]
     home = maker.folder("audit")
-    task = {"kind": "RunPlan", "plan": json.loads(RunPlan().model_dump_json()), "effort": "quick"}
+    task = {
+        "kind": "RunPlan",
+        "plan": json.loads(RunPlan().model_dump_json()),
+        "effort": "standard",
+        "style": "hardened",
+        "only": [],
+    }
     directory = AuditDirectory.create(home / "out", "title", task)
     result = home / "audit.json"
     result.write_text(json.dumps(values))
@@ -201,8 +288,16 @@ def _audits(maker: _Maker) -> list[Target]:
 
 
 def _shown(path: Path) -> None:
-    """A stored audit as JSON again, as `bilateral audit` shows it."""
-    json.dumps(stored_result(path).as_dict())
+    """A stored audit as `bilateral audit --show` shows it, as JSON and as tables."""
+    from rich.console import Console
+
+    from bilateral.report.audit_table import audit_tables
+
+    found = stored_result(path)
+    json.dumps(found.as_dict())
+    console = Console(file=io.StringIO(), width=100)
+    for part in audit_tables(found, details=True):
+        console.print(part)
 
 
 def _shortened(evidence: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Structure-aware mutations of binary formats: wire messages, safetensors, zip archives of arrays, pickles, MAT files."""
+"""Mutations that know a format: wire messages, safetensors, zip archives of arrays, pickles, MATLAB files."""
 
 from __future__ import annotations
 
@@ -26,6 +26,66 @@ def wire_mutation(data: bytes, rng: Random) -> bytes:
         payload = rng.choice((payload + rng.randbytes(rng.randrange(1, 100)), payload * 2, b"", payload[:-1]))
     size = len(text) if rng.random() < 0.95 else rng.choice(EXTREMES) % 2**32
     return data[:4] + size.to_bytes(4, "little") + text + payload
+
+
+def field_mutation(types: tuple[type[Any], ...]) -> Any:
+    """A message that can be decoded, with other values of the right types in one or two of its fields."""
+
+    def mutate(data: bytes, rng: Random) -> bytes:
+        from dataclasses import fields, replace
+        from typing import get_type_hints
+
+        from bilateral.protocols.wire import decode, encode
+
+        message = decode(data, types, "us")
+        names, hints = [one.name for one in fields(message)], get_type_hints(type(message))
+        for _ in range(rng.choice((1, 1, 2)) if names else 0):
+            name = rng.choice(names)
+            message = replace(message, **{name: _field(getattr(message, name), hints[name], rng)})
+        return encode(message)
+
+    return mutate
+
+
+def _field(value: Any, kind: Any, rng: Random) -> Any:
+    import torch
+
+    if kind is int:
+        return rng.choice((*EXTREMES, -1, value + 1, value - 1, -(2**62)))
+    if kind is str:
+        return rng.choice(("", "x", value + "x", value[:-1], value * 3, "x" * 5000, "os:system"))
+    if kind is bytes:
+        return rng.choice((b"", value[:-1], value + b"x", bytes(len(value)), value[::-1], rng.randbytes(len(value))))
+    if kind is torch.Tensor:
+        return _tensor(value, rng)
+    parts = list(value)
+    if parts and rng.random() < 0.5:
+        index = rng.randrange(len(parts))
+        parts[index] = _field(parts[index], kind.__args__[0], rng)
+        return tuple(parts)
+    return tuple(rng.choice((parts[:-1], parts * 2, parts[::-1], parts * 50, [], parts[1:], parts[:1] * len(parts))))
+
+
+def _tensor(value: Any, rng: Random) -> Any:
+    import torch
+
+    changed = value.clone().contiguous()
+    kind = rng.randrange(8)
+    if kind < 3 and changed.numel():
+        extremes = (0, 1, -1, 2**31 - 1, -(2**31))
+        more = (2**63 - 1, -(2**63), 2**62) if changed.dtype == torch.int64 else ()
+        floats = (float("nan"), float("inf"), -float("inf"), 1e38, 1e-38) if changed.is_floating_point() else ()
+        chosen = rng.choice((*extremes, *more, *floats))
+        changed.reshape(-1)[rng.randrange(changed.numel()) if kind < 2 else slice(None)] = chosen
+        return changed
+    made = {
+        3: changed.reshape(-1)[: changed.numel() // 2].clone,
+        4: lambda: torch.cat([changed.reshape(-1), changed.reshape(-1)]),
+        5: lambda: changed.to(rng.choice((torch.float32, torch.float64, torch.int64, torch.int32))),
+        6: lambda: changed.reshape(rng.choice(((1, -1), (-1, 1), (1, 1, -1)))) if changed.numel() else changed,
+        7: lambda: torch.zeros(rng.choice(((), (0,), (1,), (0, 5), (3, 3)))),
+    }
+    return made.get(kind, made[7])()
 
 
 def safetensors_mutation(data: bytes, rng: Random) -> bytes:
@@ -221,7 +281,7 @@ def pickle_mutation(data: bytes, rng: Random) -> bytes:
             data = data[:place] + rng.choice(_OPS) + data[place:]
         return data
     values = (None, 1, -1, 2**70, "x", b"x", [], [1, [2]], {}, (), 0.5, [True], [None] * 4, [2**70] * 4, list(range(4)))
-    batch = pickle.loads(data, encoding="bytes")  # noqa: S301 (our own seed)
+    batch = pickle.loads(data, encoding="bytes")
     key = rng.choice(sorted(batch))
     batch[key] = rng.choice((*values, _folded(rng.choice((5, 60))), batch[key]))
     if rng.random() < 0.3:

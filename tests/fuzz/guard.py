@@ -90,3 +90,11 @@ def _where(error: BaseException) -> str:
         places.append(f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}")
         trace = trace.tb_next
     return " > ".join(places[-4:])
+
+
+def refusal_of(work: Callable[[], object]) -> str:
+    """The name of the typed error that comes of it; it must be one, and less than 100 MB may be asked for."""
+    found = judge(work)
+    assert not found.offence, found.offence
+    assert found.outcome != "accepted", "nothing was refused"
+    return found.outcome

@@ -17,6 +17,8 @@ class Target:
     seeds: tuple[bytes, ...]
     mutations: tuple[Mutation, ...]
     read: Callable[[bytes], object]
+    tolerant: bool = False
+    """A reader that passes over what it does not understand, and refuses nothing."""
 
     def case(self, number: int) -> bytes:
         """The input of a case: it depends on the target's name and the number alone."""

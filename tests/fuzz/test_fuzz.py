@@ -36,7 +36,8 @@ def assert_only_typed_errors(found, count):
     assert not found["offences"], "\n".join(found["offences"])
     assert found["cases"] == count
     for target, outcomes in found["outcomes"].items():
-        assert set(outcomes) - {"accepted"}, f"nothing was refused by {target}: the mutations do not reach it"
+        refused = set(outcomes) - {"accepted"}
+        assert refused or target in found["tolerant"], f"nothing was refused by {target}: the mutations do not reach it"
 
 
 @linux

@@ -303,3 +303,23 @@ def test_the_guarantee_admits_its_leaks(loss, softmax):
     of_softmax = {2} if loss == "ce" else set()
     of_exchange = {8, 10, 16} if loss == "ce" and softmax == "blinded" else set()
     assert lines == {1, 3, 7, 9, 15} | of_softmax | of_exchange
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_a_partition_that_is_not_whole_numbers_is_refused(dtype):
+    """Clients use it as indices."""
+    from dataclasses import replace
+
+    from bilateral.errors import ProtocolError
+    from bilateral.protocols.perturb.client import PerturbClient
+    from bilateral.protocols.perturb.messages import PerturbedModel
+
+    model = mlp()
+    graph, told = graph_of(model), PerturbationSettings("ce", "activation", 1, softmax="local")
+    client = PerturbClient("anna", model, graph, told, SeededRandomness(0))
+    ones = torch.ones(4, dtype=torch.float64)
+    weights = graph.flatten(dict(model.named_parameters()), torch.float64)
+    message = PerturbedModel(0, weights, ones, torch.zeros(4).long(), ones[:1])
+    client.train(message, *batch(6, 4, "ce", 1), 6)
+    with pytest.raises(ProtocolError, match="output groups"):
+        client.train(replace(message, partition=message.partition.to(dtype)), *batch(6, 4, "ce", 1), 6)

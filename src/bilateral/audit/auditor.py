@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
@@ -196,13 +196,23 @@ def run_experiment(
 
 def stored_plan(task: Mapping[str, Any]) -> AnyPlan:
     """The plan of an audit's directory."""
+    _check_task(task)
     kinds: dict[object, type[RunPlan] | type[HeteroPlan]] = {"HeteroPlan": HeteroPlan, "RunPlan": RunPlan}
-    kind = task.get("kind")
-    if not isinstance(kind, str) or kind not in kinds or not isinstance(task.get("plan"), dict):
+    return validated(kinds[task["kind"]], task["plan"], "plan.json")
+
+
+def _check_task(task: Mapping[str, Any]) -> None:
+    only = task.get("only")
+    choices = {"kind": ("HeteroPlan", "RunPlan"), "effort": get_args(EffortName), "style": tuple(STYLES)}
+    if (
+        any(not isinstance(task.get(name), str) or task[name] not in known for name, known in choices.items())
+        or not isinstance(task.get("plan"), dict)
+        or not isinstance(only, list)
+        or not all(isinstance(name, str) for name in only)
+    ):
         raise CheckpointError(
-            "plan.json does not say which plan was audited.", remedy="Start the audit anew, in another directory."
+            "plan.json does not say what is audited, and how hard.", remedy="Start the audit anew, elsewhere."
         )
-    return validated(kinds[kind], task["plan"], "plan.json")
 
 
 def stored_result(path: str | Path) -> AuditResult:

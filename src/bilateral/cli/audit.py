@@ -140,8 +140,8 @@ def audit_command(
         if any(value is not None for value in given):
             raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
         task = AuditDirectory.open(resume).task()
-        effort, style, only = task["effort"], task["style"], task["only"]
         chosen = stored_plan(task)
+        effort, style, only = task["effort"], task["style"], task["only"]
         what = "model" if isinstance(chosen, RunPlan) else "models"
         chosen = resumed(resume, chosen, "audit", **{"data": data, what: model})
     elif hetero:

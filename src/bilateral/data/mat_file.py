@@ -54,7 +54,7 @@ def read_mat(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
     while elements.left:
         kind, data = elements.take(padded=False)
         if kind == _PACKED:
-            kind, data = _Elements(_unpacked(data), order).take()
+            kind, data = _Elements(_unpacked(data, order), order).take()
         if kind == _ARRAY:
             name, array = _array(_Elements(data, order), names)
             if array is not None:
@@ -99,13 +99,16 @@ class _Elements:
         return int.from_bytes(data, self.order)
 
 
-def _unpacked(data: memoryview) -> memoryview:
+def _unpacked(data: memoryview, order: Literal["little", "big"]) -> memoryview:
+    """The one element that is packed in another. It says first how long it is."""
     limit = unfolded_limit(len(data))
     unpacker = zlib.decompressobj()
-    content = unpacker.decompress(data, limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"a packed element of {len(data)} bytes unfolds to more than {limit}")
-    if not unpacker.eof:
+    tag = unpacker.decompress(data, 8)
+    size = int.from_bytes(tag[4:8], order)
+    if 8 + size > limit:
+        raise ValueError(f"a packed element of {len(data)} bytes unfolds to {size}, at most {limit} are read")
+    content = tag + unpacker.decompress(unpacker.unconsumed_tail, size + 8)
+    if len(content) < 8 + size:
         raise ValueError("a packed element is cut off")
     return memoryview(content)
 

@@ -107,7 +107,13 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
 
     def make_uploader(client: str, parts: ClientParts) -> Uploader:
         ring = secrets.key_ring(client)
-        masks = MaskClient(ring, settings, secrets.stream("masks", client), fixed_bounds=layer.fixed_bounds)
+        masks = MaskClient(
+            ring,
+            settings,
+            secrets.stream("masks", client),
+            fixed_bounds=layer.fixed_bounds,
+            last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
+        )
         return MaskUploader(masks, ring, parts.privatise, parts.set_norm, parts.pay)
 
     # The question of the published cross entropy has a row a sample.

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.private.admin_defs import Message
+from nvflare.private.defs import new_cell_message
 
 
 class HostileServer(FLComponent):
@@ -35,6 +37,8 @@ class HostileServer(FLComponent):
 
     def _send(self, engine, request):
         sites = {client.name: client.token for client in engine.get_clients()}
+        if "channel" in request:
+            return {site: _ask_cell(engine.server.cell.core_cell, site, request) for site in sites}
         body = base64.b64decode(request["zip"]) if "zip" in request else request["body"]
         messages = {}
         for token in sites.values():
@@ -44,6 +48,14 @@ class HostileServer(FLComponent):
             replies = engine.server.admin_server.send_requests(messages, fl_ctx, timeout_secs=20.0)
         names = {token: name for name, token in sites.items()}
         return {names[reply.client_token]: _text(reply.reply) for reply in replies}
+
+
+def _ask_cell(cell, site, request):
+    """What a site's process answers on any channel of FLARE's; None if it does not within a moment."""
+    message = new_cell_message({}, request.get("body"))
+    reply = cell.send_request(request["channel"], request["topic"], site, message, timeout=1.0)
+    answered = reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+    return {"body": str(reply.payload)} if answered else None
 
 
 def _text(reply):

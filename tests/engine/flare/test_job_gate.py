@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
@@ -176,11 +177,11 @@ def test_the_server_refuses_a_job_that_brings_an_id(name):
 
 
 def reason_for(meta):
-    before = list(ClientRequestProcessors.request_processors)
+    before, start = list(ClientRequestProcessors.request_processors), CoreCell.start
     context = FLContext()
     context.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=False)
     JobGate().handle_event(EventType.SUBMIT_JOB, context)
-    ClientRequestProcessors.request_processors[:] = before
+    ClientRequestProcessors.request_processors[:], CoreCell.start = before, start
     return context.get_prop(FLContextKey.JOB_BLOCK_REASON)
 
 

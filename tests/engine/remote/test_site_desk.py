@@ -230,3 +230,8 @@ def test_a_site_that_is_asked_to_train_beside_has_two_clients():
     sites = LocalSites(CHOSEN, reference=True)
     sites.brief("client-1", encode(briefing()), 1.0)
     assert len(sites.desks["client-1"]._clients) == 2
+
+
+def test_a_refusal_does_not_repeat_a_long_list_of_names():
+    answer = desk().brief(encode(briefing(members=("somebody else",) * 10_000)))
+    assert len(answer[REFUSED]) < 2_000

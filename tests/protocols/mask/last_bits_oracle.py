@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 
@@ -13,10 +14,15 @@ from bilateral.randomness import SeededRandomness
 STEPS = 4
 
 
-def key_of(name, round_index, seed=0):
-    """The secret of one client of `harness.Group` for one round."""
-    own = SeededRandomness(seed, "mask").child("mask client", name)
-    return own.child("last bits", round_index).random_bytes(32)
+def key_of(name, upload, seed=0):
+    """The key of one upload of a client of `harness.Group`."""
+    secret = SeededRandomness(seed, "mask").child("mask client", name).child("last bits").random_bytes(32)
+    content = str((upload.weight, *upload.terms.shape)).encode()
+    for values in (upload.terms, upload.statistics):
+        letter = {torch.float32: "f", torch.float64: "d"}[values.dtype]
+        numbers = values.reshape(-1).tolist()
+        content += str(values.dtype).encode() + struct.pack(f"<{len(numbers)}{letter}", *numbers)
+    return hashlib.blake2b(content, key=secret, digest_size=32).digest()
 
 
 def uniform(value, key):

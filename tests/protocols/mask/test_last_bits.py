@@ -155,6 +155,74 @@ def test_values_that_come_often_show_no_more_than_one_of_them():
     assert len(np.unique(drawn(np.full(10_000, values_of(1)[0]), 287))) == 1
 
 
+def weight_found_in_means(sums, weight):
+    """Whether of 200 weights the right one makes these sums' mean whole numbers of steps best, and how clearly."""
+    mean = np.mean(sums, axis=0)
+    candidates = np.arange(200, 400)
+    angles = mean[None] / (candidates[:, None] * 2.0 ** (FRACTION_BITS - 23))
+    clear = np.abs(np.exp(2j * np.pi * angles).mean(1)) * np.sqrt(2 * len(mean))
+    return candidates[clear.argmax()] == weight, clear.max()
+
+
+def uploads_of_one_client_alone(rounds, weight=287, *, change=0.0):
+    """Masked sums with one client's values alone, the same in every round, or (`change`) all but one."""
+    names, values = NAMES[:4], 1.0 + np.random.default_rng(5).integers(0, 2**23, size=400) * 2.0**-23
+    group, sums = Group(names), []
+    for number in range(rounds + 1):
+        given = {name: Upload(number, 1, torch.zeros(1, 400), torch.zeros(1)) for name in names}
+        own = torch.from_numpy(values).float()[None]
+        own[0, -1] += change * number
+        given[names[0]] = Upload(number, weight, own, torch.zeros(1))
+        sums.append(group.run(number, given)[0].terms[0, :-1].numpy() * 2.0**FRACTION_BITS)
+    return sums[1:]  # the first has another format: ranges follow the sums
+
+
+def test_the_same_upload_in_many_rounds_has_the_same_last_bits_so_that_their_mean_tells_no_weight():
+    sums = uploads_of_one_client_alone(24)
+    assert all(np.array_equal(sums[0], other) for other in sums[1:])
+    assert weight_found_in_means(sums, 287)[1] < 5
+
+
+def test_values_that_stay_while_others_of_the_upload_change_tell_the_weight_after_some_tens_of_rounds():
+    """What is left, and is stated (ledger, line 12): a value's mean over independent draws is the value."""
+    found, clear = weight_found_in_means(uploads_of_one_client_alone(64, change=0.125), 287)
+    assert found
+    assert clear > 8
+
+
+def test_one_upload_has_one_key_and_any_other_another():
+    upload = upload_of(0, seed=1, parameters=40)
+    drawn_once = LastBits.of(upload, KEY).integers(values_of(50), 2.0**FRACTION_BITS, torch.float32)
+
+    def again(other, secret=KEY):
+        return np.array_equal(
+            LastBits.of(other, secret).integers(values_of(50), 2.0**FRACTION_BITS, torch.float32), drawn_once
+        )
+
+    assert again(Upload(7, upload.weight, upload.terms.clone(), upload.statistics))
+    assert not again(Upload(0, upload.weight + 1, upload.terms, upload.statistics))
+    assert not again(Upload(0, upload.weight, upload.terms + 1, upload.statistics))
+    assert not again(Upload(0, upload.weight, upload.terms, upload.statistics + 1))
+    assert not again(Upload(0, upload.weight, upload.terms.double(), upload.statistics))
+    assert not again(upload, bytes(32))
+
+
+def test_products_of_few_numbers_tell_the_weight_by_their_sizes():
+    """What is left, and is stated (ledger, line 12): a sample's pixels times the residuals of ten units, one client."""
+    residuals = (1.0 + np.random.default_rng(2).integers(0, 2**23, size=(64, 1)) * 2.0**-23).astype(np.float32)
+    pixels = np.arange(1, 256, dtype=np.float32)[None] / np.float32(255)
+    products = (residuals * pixels).astype(np.float64)
+    sums = drawn(products.reshape(-1), 287).reshape(products.shape) / pixels
+    assert weight_found_in_means(sums.T, 287)[0]
+
+
+def test_values_of_few_bits_tell_the_weight_by_their_sizes():
+    """What is left, and is stated (ledger, line 12): 43 numbers of 8 bits, moved by less than their steps."""
+    values = 1.0 + np.random.default_rng(2).integers(0, 2**7, size=43) * 2.0**-7
+    angles = drawn(values, 287) / (np.arange(200, 400)[:, None] * 2.0 ** (FRACTION_BITS - 7))
+    assert np.abs(np.exp(2j * np.pi * angles).mean(1)).argmax() + 200 == 287
+
+
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20),
     st.integers(1, 2**40),

@@ -40,3 +40,17 @@ def test_line_12_two_sums_over_different_clients_show_the_upload_of_the_one_who_
     read = (first.terms - second.terms) / weight
     assert weight == uploads["dora"].weight
     torch.testing.assert_close(read, uploads["dora"].terms.double(), rtol=0, atol=1e-4)
+
+
+def test_line_12_total_weights_of_sums_over_different_clients_tell_every_weight():
+    """As many rounds as clients, each over another set: the totals are a linear system for the weights."""
+    group = Group(NAMES[:5])
+    weights = {name: 200 + 17 * number for number, name in enumerate(group.names)}
+    sets, totals = [], []
+    for number, absent in enumerate(group.names):
+        uploads = {name: upload_of(number, number, weight=weights[name]) for name in group.names}
+        total, _ = group.run(number, uploads, ({absent: BEFORE_UPLOAD},))
+        sets.append([float(name in total.contributors) for name in group.names])
+        totals.append(float(total.total_weight))
+    found = torch.linalg.solve(torch.tensor(sets).double(), torch.tensor(totals).double())
+    assert found.round().int().tolist() == list(weights.values())

@@ -79,7 +79,7 @@ def expected_sum(uploads, survivors, opening, seed):
     """Python integers: the sum of what each client's value becomes when its last bits are drawn."""
     bits = opening.fraction_bits
     encoded = [
-        last_bits_oracle.integers(uploads[name], bits, last_bits_oracle.key_of(name, opening.round_index, seed))
+        last_bits_oracle.integers(uploads[name], bits, last_bits_oracle.key_of(name, uploads[name], seed))
         for name in survivors
     ]
     return [

@@ -1,5 +1,6 @@
 """Counting rounds: what is spent stays spent."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -87,7 +88,19 @@ def test_a_crash_while_counting_leaves_the_old_count_or_the_new_one(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "7", '{"rounds": -1}', '{"rounds": "3"}', '{"rounds": true}', '{"rounds": 1.5}', "[]", "{}"]
+    "content",
+    [
+        *("", "{", "7", '{"rounds": -1}', '{"rounds": "3"}', '{"rounds": true}', '{"rounds": 1.5}', "[]", "{}"),
+        *(
+            '{"rounds": null}',
+            '{"rounds": NaN}',
+            '{"rounds": Infinity}',
+            '{"rounds": 1e3}',
+            '{"rounds": 0, "rounds": -1}',
+        ),
+        *("[" * 100_000, f'{{"rounds": {"9" * 5000}}}'),
+    ],
+    ids=lambda content: content[:20],
 )
 def test_a_file_that_does_not_say_what_was_spent_is_refused(tmp_path, content):
     path = tmp_path / "spent.json"
@@ -154,3 +167,66 @@ def test_two_processes_with_one_file_lose_no_round(tmp_path):
     for process in processes:
         process.join()
     assert FileCounter(path).used == 75
+
+
+def _spend_within(path, limit, times, done):
+    counter = FileCounter(path)
+    done.put(sum(counter.spend(limit) for _ in range(times)))
+
+
+def test_two_jobs_at_once_share_one_budget(tmp_path):
+    """Whoever comes first: together they get what is left, and not one round more."""
+    path, fork = tmp_path / "spent.json", multiprocessing.get_context("fork")
+    FileCounter.create(path)
+    done = fork.SimpleQueue()
+    processes = [fork.Process(target=_spend_within, args=(path, 20, 15, done)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sum(done.get() for _ in processes) == 20
+    assert FileCounter(path).used == 20
+
+
+def test_a_crash_after_a_round_was_paid_for_gives_nothing_back(tmp_path, monkeypatch):
+    path = tmp_path / "spent.json"
+    FileCounter.create(path)
+    noise = make_noise(path, max_rounds=1)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(noise, "_noisy", crash)
+    with pytest.raises(KeyboardInterrupt):
+        noise.add_noise(upload(0), 0)
+    with pytest.raises(ProtocolError, match="anna has taken part in 1 rounds"):
+        make_noise(path, max_rounds=1).add_noise(upload(0), 0)
+
+
+def full_disk(_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_round_that_cannot_be_counted_is_not_spent_and_not_done(tmp_path, monkeypatch):
+    path = tmp_path / "spent.json"
+    FileCounter.create(path)
+    noise = make_noise(path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(CheckpointError, match="No space left"):
+        noise.add_noise(upload(0), 0)
+
+
+@pytest.mark.parametrize("name", ["spent.json.lock", "spent.json.partial"])
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path, name):
+    """As when it belongs to somebody else. (Root may write everywhere, so a folder stands in the way here.)"""
+    counter = FileCounter.create(tmp_path / "spent.json")
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=r"spent\.json"):
+        counter.spend(3)
+    assert json.loads((tmp_path / "spent.json").read_text()) == {"rounds": 0}
+
+
+def test_a_counter_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "spent.json").mkdir()
+    with pytest.raises(CheckpointError):
+        FileCounter(tmp_path / "spent.json")

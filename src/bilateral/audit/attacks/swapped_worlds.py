@@ -2,8 +2,8 @@
 
 In world 0 the first client trains on batch x and the second on y; in world 1 it is the other way round. Both have the
 same weight, so that the sum, and the model that follows from it, are the same in both worlds but for the last bits that
-clients draw with keys of their own, in either world alike. The attacker knows x and
-y; it plays the run by itself, in both worlds, with keys of its own, before it is shown a real one.
+clients draw with keys of their own, in either world alike. The attacker knows x and y; it plays the run by itself, in
+both worlds, with keys of its own, before it is shown a real one.
 
 Reading: the difference of the two clients' uploads should point along the difference of the gradients of x and y.
 - naive: the numbers as they came, masked or not, at the model that was sent.

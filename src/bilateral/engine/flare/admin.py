@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import (
     AuthenticationError,
     JobNotDone,
@@ -200,7 +201,7 @@ class Admin:
                 if fresh:
                     raise
                 return question(self._open())
-        except (NoConnection, SessionClosed, SessionExpired) as error:
+        except (NoConnection, SessionClosed, SessionExpired, FLCommunicationError) as error:
             raise ServerAwayError(
                 f"There is no connection to the FLARE server at {self._server}.", remedy="Is it running? See its log."
             ) from error
@@ -214,6 +215,7 @@ class Admin:
             session = Session(self._user, str(self._kit))
             session.api._print_hci = _log.debug  # it would print to standard output
             session.api.auto_login_max_tries = 1
+            session.api.authenticate_msg_timeout = self._timeout  # a busy server takes longer than FLARE's 5 seconds
             try:
                 session.try_connect(self._timeout)
             except BaseException:

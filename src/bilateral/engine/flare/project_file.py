@@ -178,8 +178,8 @@ def read_project(path: Path) -> dict[str, Any]:
         raise DeploymentError(
             f"There is no project file at {path}.", remedy="`bilateral deploy` writes one with the kits."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise DeploymentError(f"{path} is not a readable YAML file: {error}.") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OSError) as error:
+        raise DeploymentError(f"{path} is not a readable YAML file: {str(error)[:500]}.") from error
     participants = project.get("participants") if isinstance(project, dict) else None
     if not isinstance(participants, list) or not all(
         isinstance(p, dict) and {"name", "type", "org"} <= p.keys() for p in participants

@@ -3,15 +3,16 @@
 A cell is FLARE's end of the wires in one process; a party has one in its parent process and one in each job's. FLARE
 binds a message's origin to the token that its sender got at registration, as long as that token is registered. A site
 that registers anew keeps its old token, which is still signed, and bound to nothing. Nor does a site ask who commands
-it. Without these checks (live, tests/engine/flare/test_dishonest_site.py, with the checks taken out): a site's commands
-were taken by another site when they came under its own name with either token, and under the names of the server and of
-the victim with the old token. So:
+it. Without these checks (tests/engine/flare/test_dishonest_site.py, live, `guard_cells` taken out) another site took a
+hostile site's messages when they came under its own name with either token, and under any name with the old token, the
+server's and the victim's own among them; FLARE refuses borrowed names with the registered token. What such a command
+can do is bounded by `job_gate`: stop the victim or its job. There are channels that the gate does not see. So:
 
 - the server takes a message over TLS only if its origin is the certificate's own: a site's or its jobs' for a site's,
-  an administrator's session for an administrator's;
+  an administrator's session for an administrator's; and only if it is for the server, which passes nothing on;
 - a site takes messages from its own processes and from the server. What other sites send, it never decodes;
-- the server asks a site on the channels of `FROM_SERVER` only. Others are for a party's own processes (its jobs'
-  commands) or tell about its machine (`_net_manager`: settings, threads, connections).
+- requests come on the channels of `FROM_SERVER`, `FROM_SITE` and `FROM_ADMIN`. Others are for a party's own processes
+  (commands to its jobs, what its jobs report) or tell about its machine (`_net_manager`).
 
 The checks are there before a cell begins to listen. They do not look at what a party's own processes send each other,
 which is plain TCP on loopback: whoever has an account on a party's machine is trusted.
@@ -20,28 +21,72 @@ which is plain TCP on loopback: whoever has an account on a party's machine is t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessagePropKey,
+    MessageType,
+    ReturnCode,
+)
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 
 log = logging.getLogger("bilateral.gate")
-FROM_SERVER: Final = frozenset(
-    {
-        CellChannel.CLIENT_MAIN,  # commands, which `job_gate` looks at
-        CellChannel.AUX_COMMUNICATION,  # a job's life: it begins, beats and ends
-        CellChannel.RETURN_ONLY,
-        "collab",  # calls of a job's published methods
-    }
-)
-"""Channels on which a server asks a site."""
-_START: Final = "start"
+ANY: Final[frozenset[str]] = frozenset()
+"""In place of a list of topics."""
+_ALL: Final = {
+    CellChannel.AUX_COMMUNICATION: ANY,  # a job's life: it begins, beats and ends
+    CellChannel.RETURN_ONLY: ANY,  # answers, as streams
+    OBJ_DOWNLOADER_CHANNEL: ANY,  # large parts of a message, by names that nobody can guess
+    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
+}
+FROM_SERVER: Final[Mapping[str, frozenset[str]]] = {
+    **_ALL,
+    CellChannel.CLIENT_MAIN: ANY,  # commands, which `job_gate` looks at
+    "collab": ANY,  # calls of a job's published methods
+}
+FROM_SITE: Final[Mapping[str, frozenset[str]]] = {
+    **_ALL,
+    CellChannel.SERVER_MAIN: ANY,  # registration, heartbeats
+    CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
+}
+FROM_ADMIN: Final[Mapping[str, frozenset[str]]] = {**_ALL, CellChannel.SERVER_MAIN: ANY, CellChannel.HCI: ANY}
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What a message says about itself. `asks`: channel and topic of a request, those of its content for a stream."""
+
+    origin: str
+    destination: str
+    asks: tuple[str, str] | None
+
+    @property
+    def sender(self) -> str:
+        return str(FQCN.split(self.origin)[0])
+
+    @property
+    def receiver(self) -> str:
+        return str(FQCN.split(self.destination)[0])
+
+    def keeps_to(self, channels: Mapping[str, frozenset[str]]) -> bool:
+        """Is it an answer, or a request on one of these channels?"""
+        if self.asks is None:
+            return True
+        channel, topic = self.asks
+        topics = channels.get(channel)
+        return topics is not None and (topics is ANY or topic in topics)
 
 
 def guard_cells() -> None:
@@ -56,60 +101,60 @@ def guard_cells() -> None:
         start(cell)
 
     guarded_start.is_guarded = True  # type: ignore[attr-defined]
-    setattr(CoreCell, _START, guarded_start)
+    CoreCell.start = guarded_start
 
 
 def check_for(cell: str) -> Callable[[Message], Message | None] | None:
-    """The check before a cell of this name. An administrator's cell has none, and a server's jobs have their server's."""
+    """The check before a cell of this name. An administrator's has none, and a server's jobs' have their server's."""
     path = FQCN.split(cell)
     if path[0] == FQCN.ROOT_SERVER:
         return _check_at_server if len(path) == 1 else None
     return None if is_valid_admin_client_name(cell) else _at_site(path[0])
 
 
-def is_own_origin(origin: str, certificate: str) -> bool:
-    """May the owner of a certificate send under this origin? Only administrators' names are e-mail addresses."""
+def server_takes(envelope: Envelope, certificate: str) -> bool:
+    """Does the server take this from the owner of a certificate? Only administrators' names are e-mail addresses."""
+    if envelope.receiver != FQCN.ROOT_SERVER:
+        return False
     if "@" in certificate:
-        return is_valid_admin_client_name(origin)
-    root = FQCN.split(origin)[0]
-    return root == certificate and root != FQCN.ROOT_SERVER
+        return is_valid_admin_client_name(envelope.origin) and envelope.keeps_to(FROM_ADMIN)
+    return envelope.sender == certificate != FQCN.ROOT_SERVER and envelope.keeps_to(FROM_SITE)
 
 
-def may_send_to_site(site: str, origin: str, asks: str | None) -> bool:
-    """Does a site take a message of this origin? `asks`: the channel that it asks on; None: it answers the site."""
-    root = FQCN.split(origin)[0]
-    return root == site or (root == FQCN.ROOT_SERVER and (asks is None or asks in FROM_SERVER))
+def site_takes(envelope: Envelope, site: str) -> bool:
+    """Does a site take this?"""
+    if envelope.sender == FQCN.ROOT_SERVER:
+        return envelope.keeps_to(FROM_SERVER)
+    return envelope.sender == site
 
 
 def _check_at_server(message: Message) -> Message | None:
     certificate = message.get_prop(MessagePropKey.COMMON_NAME)
     if not certificate:  # a process of the server's own, which connects on this machine and without TLS
         return None
-    if is_own_origin(_text(message, MessageHeaderKey.ORIGIN), str(certificate)):
-        return None
-    log.error("%s sent a message under a name that is not its own; it was refused", certificate)
-    return make_reply(ReturnCode.UNAUTHENTICATED, "the origin is not the sender's")
+    return None if server_takes(_envelope(message), str(certificate)) else _refuse(f"of {certificate}")
 
 
 def _at_site(site: str) -> Callable[[Message], Message | None]:
     def check_at_site(message: Message) -> Message | None:
-        if may_send_to_site(site, _text(message, MessageHeaderKey.ORIGIN), _asks(message)):
-            return None
-        log.error("a message that is not for this site to take was refused")
-        return make_reply(ReturnCode.UNAUTHENTICATED, "this site does not take that message")
+        return None if site_takes(_envelope(message), site) else _refuse("of another party")
 
     return check_at_site
 
 
-def _asks(message: Message) -> str | None:
-    """The channel that a message asks on, which for a stream is the one that its content is for."""
-    if _text(message, MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
-        return None
-    channel, topic = _text(message, MessageHeaderKey.CHANNEL), _text(message, MessageHeaderKey.TOPIC)
-    if channel != STREAM_CHANNEL:
-        return channel
-    return _text(message, StreamHeaderKey.CHANNEL) if topic == STREAM_DATA_TOPIC else None
+def _refuse(whose: str) -> Message:
+    log.error("a message %s was refused: it came under another name, or asked what it may not ask here", whose)
+    return make_reply(ReturnCode.UNAUTHENTICATED, "not taken here")
 
 
-def _text(message: Message, header: str) -> str:
-    return str(message.get_header(header) or "")
+def _envelope(message: Message) -> Envelope:
+    def text(header: str) -> str:
+        return str(message.get_header(header) or "")
+
+    asks = None
+    if text(MessageHeaderKey.MSG_TYPE) not in (MessageType.REPLY, MessageType.RETURN):
+        asks = (text(MessageHeaderKey.CHANNEL), text(MessageHeaderKey.TOPIC))
+        if asks[0] == STREAM_CHANNEL:  # data, or word about data: received, failed
+            inner = (text(StreamHeaderKey.CHANNEL), text(StreamHeaderKey.TOPIC))
+            asks = inner if asks[1] == STREAM_DATA_TOPIC else None
+    return Envelope(text(MessageHeaderKey.ORIGIN), text(MessageHeaderKey.DESTINATION), asks)

@@ -136,7 +136,8 @@ class SiteDesk:
         expected = member_names(self._plan, self._data_dir)
         if briefing.members != expected:
             raise ProtocolError(
-                f"Expected the sites {', '.join(expected)} of the plan, the server named {', '.join(briefing.members)}."
+                f"Expected the sites {', '.join(expected)} of the plan, the server named "
+                f"{', '.join(briefing.members)[:500]}."
             )
         told = len(share) if needs_sample_counts(self._plan) else 0
         counts = dict(zip(briefing.members, briefing.num_samples, strict=False))

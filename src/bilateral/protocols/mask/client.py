@@ -81,7 +81,9 @@ class MaskClient:
     """Masks the uploads of one client. One object a run: it remembers which rounds it must not repeat.
 
     `fixed_bounds`: bounds on |weight * value| a row that the plan fixes. Such a client takes part in no other format,
-    and says nothing about sizes: a value beyond its bound is an error here, not a message.
+    and says nothing about sizes: a value beyond its bound is an error here, not a message. Every value carries noise
+    there and weights are 1; elsewhere last bits are drawn, which keep weights out of sums, by a secret of this client
+    from `last_bits` or from `randomness`: once for an upload, however often it is sent.
     """
 
     @checked
@@ -92,6 +94,7 @@ class MaskClient:
         randomness: Randomness | None = None,
         *,
         fixed_bounds: Sequence[float] | None = None,
+        last_bits: Randomness | None = None,
     ) -> None:
         key_ring.claim("mask")
         self.name = key_ring.name
@@ -101,7 +104,8 @@ class MaskClient:
         self._openings = OpeningHistory(self.name, settings, fixed_bounds)
         self._attempt: _Attempt | None = None
         self._upload: tuple[Upload, bytes] | None = None
-        self._drawn: tuple[int, LastBits] | None = None
+        drawn = last_bits or self._randomness.child("last bits")
+        self._bits_secret = None if fixed_bounds is not None else drawn.random_bytes(KEY_BYTES)
 
     def open(self, message: MaskOpening) -> SealedShares:
         """Step 1. A neighbourhood is never smaller than the client's own settings say: it computes the graph itself."""
@@ -168,7 +172,8 @@ class MaskClient:
                 f"{self.name}: the upload is of round {upload.round_index}, the current round is "
                 f"{occasion.round_index}."
             )
-        encoded = encode_upload(upload, attempt.form, self.name, self._last_bits(occasion.round_index))
+        last_bits = None if self._bits_secret is None else LastBits.of(upload, self._bits_secret)
+        encoded = encode_upload(upload, attempt.form, self.name, last_bits)
         if isinstance(encoded, RowsOutOfRange) and self._openings.has_fixed_bounds:
             raise NumericalRangeError(
                 f"Upload from {self.name}: a value is beyond the fixed bounds of this run.",
@@ -221,18 +226,6 @@ class MaskClient:
         )
         self._attempt = self._upload = None
         return RevealedShares(message.round_index, message.attempt, owners, shares)
-
-    def _last_bits(self, round_index: int) -> LastBits | None:
-        """What keeps the weight out of the sums. Where bounds are fixed, every value carries noise and weights are 1.
-
-        Drawn once a round: a second attempt sends the same numbers, since two draws would say more than one.
-        """
-        if self._openings.has_fixed_bounds:
-            return None
-        if self._drawn is None or self._drawn[0] != round_index:
-            key = self._randomness.child("last bits", round_index).random_bytes(KEY_BYTES)
-            self._drawn = (round_index, LastBits(key))
-        return self._drawn[1]
 
     def _sealed(self, attempt: _Attempt, held: dict[str, SharePair], escrow_key: bytes) -> SealedShares:
         occasion, neighbours = attempt.occasion, attempt.graph.neighbours(self.name)

@@ -5,7 +5,7 @@ Every two clients draw Gaussian numbers from their common secret; one adds them,
 
 - no distribution over the reals is uniform: a value that is large beside `scale` shows through its mask;
 - floating point rounds a masked value to the mask's size, so the sum loses digits as `scale` grows: hiding more means
-  losing more, where masks modulo 2^64 hide everything and lose nothing;
+  losing more, where masks modulo 2^64 hide numbers of any size and cost a sum 2^-22 of a value a client;
 - no client may drop: its partners' masks would stay in the sum;
 - weights are in the clear;
 - P0 prints the *same* mask for all terms of a client, so that differences of its terms carry no mask at all. That is

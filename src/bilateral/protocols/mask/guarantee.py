@@ -1,4 +1,9 @@
-"""What masking claims, and what it does not hide."""
+"""What masking claims, and what it does not hide.
+
+All of it rests on X25519, which is not post-quantum: whoever recorded a run's messages (the server has them all) and
+has a quantum computer some day computes the pair secrets from the public keys, opens the shares, and takes the masks
+off every single upload of every round.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,8 @@ from bilateral.protocols.mask.neighbours import (
 )
 from bilateral.protocols.mask.settings import MaskSettings
 
+HARD = "nobody breaks X25519 (a quantum computer would, years later too, from recorded messages)"
+
 
 def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = False) -> Guarantee:
     """Of a round with `num_clients` participants. `shows_batch`: the server learns batch sizes in another way."""
@@ -24,9 +31,10 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
     claims = (
         Claim(
             "single uploads",
-            f"{hidden}; it learns one sum a round, over at least {floor} of the {num_clients} participants",
+            f"{hidden}; it learns one sum a round and the total of the weights in it, over at least {floor} of the "
+            f"{num_clients} participants",
             "server",
-            f"identity keys are pinned, {follows}, and {_limit(settings, num_clients, floor)}",
+            f"identity keys are pinned, {HARD}, {follows}, and {_limit(settings, num_clients, floor)}",
         ),
         Claim(
             "overlapping sums",
@@ -48,7 +56,10 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
     leaks = (
         Leak("the size, to a factor of 2, of a row that does not fit the agreed range (RangeRefusal)", "server", 11),
         Leak(
-            "the sum itself, and who takes part: with few clients, or sums over different sets, it tells", "server", 12
+            "the sum itself, the total of its weights, and who takes part: with few clients, or sums over different "
+            "sets, it tells (a client's weight, if two sets differ by it); and the size of what is one client's alone",
+            "server",
+            12,
         ),
     )
     return Guarantee("masking", claims, leaks)

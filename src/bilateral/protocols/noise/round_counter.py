@@ -2,8 +2,9 @@
 
 Formal guarantee (tests/protocols/noise/test_round_counter.py): a `FileCounter` has counted a round, on disk, before the
 noise of that round exists. A process that dies can only have counted a round that it never sent, and one that starts
-again goes on from there; so do two processes with the same file at the same time. A file that is missing is no budget:
-it is made once, by `FileCounter.create`, and nothing else ever begins at zero.
+again goes on from there; so do two processes with the same file at the same time. A round that cannot be counted is
+not done. A file that is missing is no budget: it is made once, by `FileCounter.create`, and nothing else ever begins at
+zero. What this cannot see is a file that its own operator wrote, or restored from an old copy.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class FileCounter:
             used = self._read()
             if limit is not None and used >= limit:
                 return False
-            self._write(used + 1)
+            try:
+                self._write(used + 1)
+            except OSError as error:
+                raise self._unwritable(error) from error
         return True
 
     @contextmanager
@@ -86,6 +90,8 @@ class FileCounter:
             lock = self._path.with_name(f"{self._path.name}.lock").open("a")
         except FileNotFoundError as error:
             raise self._unreadable("its folder is missing, which counts as spent") from error
+        except OSError as error:
+            raise self._unwritable(error) from error
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
             yield
@@ -95,7 +101,7 @@ class FileCounter:
             used = parse_json(self._path.read_bytes())["rounds"]
         except FileNotFoundError as error:
             raise self._unreadable("it is missing, which counts as spent") from error
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise self._unreadable(f"{type(error).__name__}: {error}") from error
         if type(used) is not int or used < 0:
             raise self._unreadable(f"expected a number of rounds, got {used!r}")
@@ -114,6 +120,12 @@ class FileCounter:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _unwritable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} cannot count another round: {type(error).__name__}: {error}.",
+            remedy="The round is not done. Make the folder and its files this user's own, with space left.",
+        )
 
     def _unreadable(self, reason: str) -> CheckpointError:
         return CheckpointError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -167,10 +168,10 @@ class PerturbClient:
         message.expect_shape("the server", "group_secrets", (num_told,))
         message.check_finite("the server")
         low, high = int(message.partition.min()), int(message.partition.max())
-        if low < 0 or high >= self._settings.num_partitions:
+        if low < 0 or high >= self._settings.num_partitions or message.partition.dtype != torch.int64:
             raise ProtocolError(
                 f"PerturbedModel from the server: expected output groups 0 to {self._settings.num_partitions - 1}, "
-                f"got {low} to {high}.",
+                f"got {low} to {high} ({message.partition.dtype}).",
                 remedy="Both sides must run the same plan.",
             )
 

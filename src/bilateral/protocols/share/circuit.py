@@ -24,7 +24,8 @@ from bilateral.errors import MalformedMessageError, ModelError
 FRACTION_BITS: Final = 20
 """Of weights, of inputs, and of what every linear layer gives (P4 section 4)."""
 VALUE_BITS: Final = 12
-"""Every compared number is below 2^12 in size: `compiler` checks it on the answering party's own samples."""
+"""Compared numbers must be below 2^12 in size. `compiler` checks it on the answering party's own samples; a query may
+lead beyond, which the querying party sees in most cases (`comparison.left_range`)."""
 LARGEST_INPUT: Final = 1 << (VALUE_BITS - 2)
 MAX_FRACTION_BITS: Final = 30
 """More would leave too few bits for the factor that blinds a comparison."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
 
-_ASSUMPTION = "all three parties follow the protocol, no two of them collude, and identity keys are pinned"
+_ASSUMPTION = (
+    "all three parties follow the protocol, no two of them collude, identity keys are pinned, and nobody breaks X25519 "
+    "(a quantum computer would, years later too, from recorded messages)"
+)
 
 
 def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarantee:
