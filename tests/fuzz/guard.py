@@ -5,8 +5,8 @@ to what it has and 100 MB more (RLIMIT_AS), so that memory which is asked for an
 for more gets a `MemoryError`; it is looked for behind every exception (its causes), so that no reader can make a typed
 error of it. The figure reported is the growth of the resident memory's high-water mark.
 
-In a process that has freed much, room is left that the limit does not see: there the guard may miss something, but never
-blames anybody wrongly. The worker's process is a fresh one.
+In a process that has freed much, room is left that the limit does not see: there the guard may miss something, but
+never blames anybody wrongly. The worker's process is a fresh one.
 """
 
 from __future__ import annotations
