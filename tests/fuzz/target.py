@@ -21,6 +21,6 @@ class Target:
     """A reader that passes over what it does not understand, and refuses nothing."""
 
     def case(self, number: int) -> bytes:
-        """The input of a case: it depends on the target's name and the number alone."""
+        """The input of a case: an example, damaged as the target's name and the number say."""
         rng = Random(f"{self.name} {number}")
         return rng.choice(self.mutations)(rng.choice(self.seeds), rng)

@@ -10,11 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fuzz.guard import LIMIT_BYTES, judge
 from tests.fuzz.message_targets import message_types
 from tests.fuzz.mutations import mutate_value, put_raw
-
-from bilateral.errors import DataError
 
 ROOT = Path(__file__).parents[2]
 linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the guard reads Linux's /proc")
@@ -60,21 +57,31 @@ def test_many_mutations_give_typed_errors_and_take_little_memory(kind, count, tm
     assert_only_typed_errors(found, count)
 
 
+SELF_TEST = """
+from bilateral.errors import DataError
+from tests.fuzz.guard import LIMIT_BYTES, judge
+
+def hide():
+    try:
+        bytearray(2 * LIMIT_BYTES)  # never touched
+    except MemoryError as error:
+        raise DataError("The file is corrupt.") from error
+
+def leak():
+    raise KeyError("x")
+
+assert "wanted more" in judge(hide).offence
+assert judge(lambda: bytes(LIMIT_BYTES // 4)).offence == ""
+assert judge(leak).offence.startswith("KeyError")
+assert judge(lambda: int("7")).outcome == "accepted"
+"""
+
+
 @linux
 def test_the_guard_sees_what_is_asked_for_and_hidden_behind_a_typed_error():
-    def hide():
-        try:
-            bytearray(2 * LIMIT_BYTES)  # never touched
-        except MemoryError as error:
-            raise DataError("The file is corrupt.") from error
-
-    def leak():
-        raise KeyError("x")
-
-    assert "wanted more" in judge(hide).offence
-    assert judge(lambda: bytes(LIMIT_BYTES // 4)).offence == ""
-    assert judge(leak).offence.startswith("KeyError")
-    assert judge(lambda: int("7")).outcome == "accepted"
+    """In a fresh process: one that has freed much has room that no limit sees."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    subprocess.run([sys.executable, "-c", SELF_TEST], cwd=ROOT, env=environment, check=True)
 
 
 def test_every_type_of_message_is_among_the_examples():
