@@ -49,15 +49,10 @@ def test_a_fingerprint_is_the_same_before_a_plan_is_read(changes):
     assert fingerprint_of(json.loads(plan.model_dump_json())) == plan.fingerprint()
 
 
-<<<<<<< HEAD
 def test_a_fingerprint_changes_with_what_a_plan_means_and_not_with_new_settings():
     """What norms get was not a setting once, and "scaled" is what was done."""
     before = "93255874bdd8542cd39c5c1027afa56def9d48c14e5b4a94eec03867d6992e9d"
     assert RunPlan().with_settings({"perturbation.norm_inputs": "scaled"}).fingerprint() == before
-=======
-def test_the_fingerprint_of_the_default_plan_changes_on_purpose_only():
-    """Kits list fingerprints. It last changed when plans got `perturbation.norm_inputs`: other sums, another plan."""
->>>>>>> flare2
     assert RunPlan().fingerprint() == "69e3d3258afa7f62473fcdae284fb8089400d08b71fd2b189ad1aba87c340bb6"
 
 
