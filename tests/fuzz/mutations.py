@@ -1,7 +1,7 @@
 """Ways to damage bytes and documents: blind ones, and ones that know where lengths, shapes and values stand.
 
-Every mutation draws from the `Random` that it is given and from nothing else: a case is named by its number, and the same
-damage is done on every machine.
+Every mutation draws from the `Random` that it is given and from nothing else: a case is named by its number, and the
+same damage is done on every machine.
 """
 
 from __future__ import annotations

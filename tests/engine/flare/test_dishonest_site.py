@@ -135,7 +135,7 @@ def test_a_job_process_has_the_checks_before_it_makes_a_cell(kits):
     subprocess.run([sys.executable, "-c", code, workspace], check=True, cwd=workspace)
 
 
-SESSION = f"_admin_{uuid.uuid4()}"
+SESSION = "_admin_3f0c9f2e-6f0a-4c1d-9b7e-2d8a1c5e7b90"
 
 
 HEART_BEAT = (CellChannel.SERVER_MAIN, "heart_beat")
