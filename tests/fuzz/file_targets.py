@@ -8,6 +8,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -439,12 +440,21 @@ def _write_packed_svhn(folder: Path, tiny: Any) -> None:
         savemat(folder / f"{name}_32x32.mat", content, do_compression=True)
 
 
+@cache
+def _gzip_bomb() -> bytes:
+    """300 images of a megapixel, all black: 300 kB."""
+    import gzip
+
+    sizes = b"".join(size.to_bytes(4, "big") for size in (300, 1024, 1024))
+    return gzip.compress(bytes([0, 0, 8, 3]) + sizes + bytes(300 << 20), 9)
+
+
 def _gzip_mutation(data: bytes, rng: Any) -> bytes:
     import gzip
 
     inner = gzip.decompress(data)
     if rng.random() < 0.3:
-        return gzip.compress(inner[:16] + bytes(rng.choice((1 << 10, 300 << 20))), 1)
+        return gzip.compress(inner[:16] + bytes(1 << 10)) if rng.random() < 0.5 else _gzip_bomb()
     if rng.random() < 0.3:
         return gzip.compress(idx_bytes(np.zeros((2, 3, 4))) + inner[rng.randrange(len(inner)) :])
     return gzip.compress(blind(inner, rng), 1)

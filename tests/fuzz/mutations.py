@@ -6,6 +6,7 @@ same damage is done on every machine.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -147,7 +148,12 @@ def _places(value: Any):
 
 
 def _other(value: Any, rng: Random) -> Any:
-    """Something else: another kind, an extreme number, or a value near the one that was there."""
+    """Something else, and a thing of its own: what is drawn from `_VALUES` must not be changed by later cases."""
+    return copy.deepcopy(_drawn(value, rng))
+
+
+def _drawn(value: Any, rng: Random) -> Any:
+    """Another kind, an extreme number, or a value near the one that was there."""
     if type(value) is int and rng.random() < 0.3:
         return value + rng.choice((-1, 1, 1000, -value, value))
     if isinstance(value, str) and rng.random() < 0.3:
