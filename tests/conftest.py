@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)  # tests run in parallel processes
-
-settings.register_profile(
-    "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
-"""The same examples every time, and no verdict by the clock. HYPOTHESIS_PROFILE=search looks for new ones."""
 
 
 def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
