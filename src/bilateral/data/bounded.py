@@ -3,8 +3,8 @@
 A packed file can say of itself that it holds any amount of numbers, and a few kilobytes of it can hold gigabytes of
 zeros. Real data do not shrink to a hundredth; what small files unfold to does not matter.
 
-Formal guarantee (tests/data/test_hostile_files.py): memory for an array is asked for only if its file has that many bytes, or
-packed ones that may stand for as many.
+Formal guarantee (tests/data/test_hostile_files.py): memory for an array is asked for only if its file has that many
+bytes, or packed ones that may stand for as many.
 """
 
 from __future__ import annotations
