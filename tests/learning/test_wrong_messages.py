@@ -12,7 +12,7 @@ from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.exchange import REPLY
 from bilateral.engine.setup import make_blueprint
-from bilateral.errors import ThresholdError
+from bilateral.errors import NumericalRangeError, ThresholdError
 from bilateral.learning.vocabulary import TO_SERVER
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal, SurvivorSignature
 from bilateral.protocols.messages import Message, Upload
@@ -205,6 +205,13 @@ def test_if_all_uploads_are_wrong_the_round_fails_and_says_why():
     with pytest.raises(ThresholdError, match=f"no upload that can be used. Upload from {CULPRIT}.*NaN"):
         training.advance(0, (CULPRIT,), exchange)
     assert torch.equal(training.weights(), before)
+
+
+def test_if_all_clients_of_a_round_send_not_a_number_the_training_diverges_and_says_so():
+    training, exchange = training_with(Upload, UPLOADS["NaN"], **{"aggregation.masks": "none"})
+    exchange.clients = {name: Wrong(one, Upload, UPLOADS["NaN"]) for name, one in exchange.clients.items()}
+    with pytest.raises(NumericalRangeError, match="All uploads of round 0 .* diverges"):
+        training.advance(0, tuple(exchange.clients), exchange)
 
 
 def test_variances_below_zero_do_not_make_the_model_not_a_number():

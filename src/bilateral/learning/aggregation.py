@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bilateral.errors import ProtocolError, ThresholdError
+from bilateral.errors import NumericalRangeError, ProtocolError, ThresholdError
 from bilateral.learning.exchange import Exchange, Packet, Unusable
-from bilateral.learning.upload_check import UploadShape, check_upload
+from bilateral.learning.upload_check import UploadShape, check_upload, is_out_of_range
 from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
 
 
@@ -80,9 +80,15 @@ class PlainAggregation:
         uploads = uploads_among(replies, round_index, self._shape, self.incidents)
         if not uploads:
             refused = [incident.reason for incident in self.incidents if incident.round_index == round_index]
+            diverged = [reply for reply in replies.values() if isinstance(reply, Upload) and is_out_of_range(reply)]
+            if len(diverged) == len(replies) > 1:  # one alone may be at fault itself
+                raise NumericalRangeError(
+                    f"All uploads of round {round_index} hold NaN, infinite or enormous values: the training diverges.",
+                    remedy="Lower the learning rate and start anew.",
+                )
             raise ThresholdError(
                 f"Round {round_index} has no upload that can be used. {' '.join(refused)}".strip(),
-                remedy="At least one client must answer; if all hold NaN, lower the learning rate.",
+                remedy="At least one client must answer; if it holds NaN, lower the learning rate.",
             )
         return aggregate(uploads, round_index)
 

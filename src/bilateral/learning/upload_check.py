@@ -67,13 +67,25 @@ def _check_weight(weight: object, fixed: int | None, sender: str) -> None:
         )
 
 
-def _check_size(values: Tensor, name: str, weight: int, sender: str) -> None:
+def is_out_of_range(upload: Upload) -> bool:
+    """Whether its numbers alone are too large for any sum, whatever the weight: what a training that diverges gives."""
+    return any(
+        isinstance(values, Tensor) and values.dtype in _DTYPES and not _fits(values, 1)
+        for values in (upload.terms, upload.statistics)
+    )
+
+
+def _fits(values: Tensor, weight: int) -> bool:
     """As in the ring: what is larger could take the sum out of the range of real numbers."""
     if not values.numel():
-        return
+        return True
     low, high = torch.aminmax(values)
     largest = max(-float(low), float(high))
-    if math.isnan(largest) or not largest * weight <= math.ldexp(1.0, MAX_BOUND_BITS):
+    return not math.isnan(largest) and largest * weight <= math.ldexp(1.0, MAX_BOUND_BITS)
+
+
+def _check_size(values: Tensor, name: str, weight: int, sender: str) -> None:
+    if not _fits(values, weight):
         raise NumericalRangeError(
             f"Upload from {sender}: `{name}` holds NaN or infinite values, or values that are beyond "
             f"2^{MAX_BOUND_BITS} times their weight.",
