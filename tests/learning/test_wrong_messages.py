@@ -210,7 +210,7 @@ def test_if_all_uploads_are_wrong_the_round_fails_and_says_why():
 def test_if_all_clients_of_a_round_send_not_a_number_the_training_diverges_and_says_so():
     training, exchange = training_with(Upload, UPLOADS["NaN"], **{"aggregation.masks": "none"})
     exchange.clients = {name: Wrong(one, Upload, UPLOADS["NaN"]) for name, one in exchange.clients.items()}
-    with pytest.raises(NumericalRangeError, match="All uploads of round 0 .* diverges"):
+    with pytest.raises(NumericalRangeError, match=r"All uploads of round 0 .* diverges"):
         training.advance(0, tuple(exchange.clients), exchange)
 
 
