@@ -280,6 +280,20 @@ def test_a_computation_that_the_trace_does_not_show_is_refused():
         lambda m, x: x[:2],
         lambda m, x: F.leaky_relu(x, 0.1 * (x.size(0) - 2)),
         lambda m, x: x[:, : x.size(0) + 1].repeat_interleave(2, 1)[:, :4],
+        lambda m, x: x + x.shape[0] // 8,
+        lambda m, x: x + 0.5 * (x.shape[0] > 16),
+        lambda m, x: x * (1 + (x.size(0) - 2) * (x.size(0) - 3)),
+        lambda m, x: torch.roll(x, x.shape[0], 1),
+        lambda m, x: torch.roll(x, x.shape[0] // 8, 1),
+        lambda m, x: F.pad(x[:, :3], (0, 0, 0, 0, 0, 1), value=x.shape[0] // 8),
+        lambda m, x: x[:, : 4 + x.shape[0] // 8],
+        lambda m, x: x.narrow(1, x.shape[0] // 8, 4),
+        lambda m, x: x.view(x.shape[0] + 0 * x.shape[0] // 8, 4, 6, 6),
+        lambda m, x: x.view(9 * x.shape[0] // 8, -1, 6, 6),
+        lambda m, x: x + x.size(1 + x.shape[0] // 8),
+        lambda m, x: x + (torch.ones(x.shape[0]).sum() - 2),
+        lambda m, x: x + torch.full((1,), x.shape[0] // 8),
+        lambda m, x: x.expand(x.shape[0], 4, 6, 6) + x.numel() // 1024,
     ],
 )
 def test_what_depends_on_the_number_of_samples_is_refused_by_name(middle):
@@ -295,6 +309,10 @@ def test_what_depends_on_the_number_of_samples_is_refused_by_name(middle):
         lambda x: x.view(-1, 64),
         lambda x: x.flatten(1)[: x.size(0)],
         lambda x: x.view(x.size(0), 4, 16).expand(x.size(0), 4, 16).flatten(1),
+        lambda x: x.view(x.shape[0] * 4, 16).view(x.shape[0], -1),
+        lambda x: x.reshape(x.size(0) * x.size(1) // 4, -1),
+        lambda x: x.view(x.shape[:2] + (16,)).view(x.shape[0], 64),  # noqa: RUF005 (a proxy)
+        lambda x: x.flatten(0, 1).view(x.numel() // 64, 64),
     ],
 )
 def test_shapes_may_name_the_number_of_samples(flat):

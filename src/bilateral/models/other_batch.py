@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 
 from bilateral.errors import UnsupportedLayerError
+from bilateral.models.sample_numbers import SampleNumbers
 
 BATCH: Final = 2
 """Samples of the walk: BatchNorm in training mode refuses one."""
@@ -22,6 +23,7 @@ class OtherBatch:
 
     def __init__(self) -> None:
         self._values: dict[fx.Node, Any] = {}
+        self._numbers = SampleNumbers()
 
     def hold(self, node: fx.Node, value: Any) -> None:
         """A value that is no call: the input (with `OTHER_BATCH` samples), a parameter or a constant."""
@@ -30,29 +32,25 @@ class OtherBatch:
     def of(self, arguments: Any) -> Any:
         return map_aggregate(arguments, lambda a: self._values[a] if isinstance(a, fx.Node) else a)
 
-    def call(
-        self, node: fx.Node, module: nn.Module | None, label: str, walked: tuple[Any, Any], output: Any, moves: bool
-    ) -> None:
-        """`walked` are the call's arguments in the walk, tensors as meta tensors; `output` is what it gave there."""
-        args, kwargs = self.of(node.args), self.of(node.kwargs)
-        if not moves and _holds_tensor(output) and _numbers((args, kwargs)) != _numbers(walked):
-            raise _refusal(label, "one of its settings depends on the number of samples in a batch")
+    def call(self, node: fx.Node, module: nn.Module | None, label: str, output: Any, *, of_activation: bool) -> None:
+        """`output` is what the call gave in the walk. `of_activation`: it takes one, not only numbers or constants."""
+        trouble = self._numbers.trouble(node) if _tensors(output) else ""
+        if trouble:
+            raise _refusal(label, trouble)
         try:
-            other = run_call(node, module, args, kwargs)
+            other = run_call(node, module, self.of(node.args), self.of(node.kwargs))
         except Exception as error:  # torch raises many types for a shape that does not fit
             reason = f"it takes {BATCH} samples and not {OTHER_BATCH}: it depends on the number of samples ({error})"
             raise _refusal(label, reason) from error
         self._values[node] = other
+        if not _tensors(output):
+            self._numbers.see(node, (output, other), of_tensor=of_activation)
 
     def check_size(self, node: fx.Node, label: str, output: Any) -> None:
         """After the call's own rule, which may know a better reason."""
         for ours, theirs in zip(_tensors(output), _tensors(self._values[node]), strict=False):
             if ours.numel() * OTHER_BATCH != theirs.numel() * BATCH:
                 raise _refusal(label, "the size of its output does not follow the number of samples")
-
-    def repeat(self, node: fx.Node, module: nn.Module | None) -> None:
-        """A call without activations: on numbers, or on constants."""
-        self._values[node] = run_call(node, module, self.of(node.args), self.of(node.kwargs))
 
 
 def run_call(node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
@@ -70,16 +68,8 @@ def _refusal(label: str, reason: str) -> UnsupportedLayerError:
     return UnsupportedLayerError(f"{label} cannot be protected: {reason}.", remedy=_REMEDY)
 
 
-def _holds_tensor(output: Any) -> bool:
-    return bool(_tensors(output))
-
-
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _numbers(tree: Any) -> list[Any]:
-    return [leaf for leaf in _leaves(tree) if isinstance(leaf, int | float)]
 
 
 def _leaves(tree: Any) -> list[Any]:

@@ -195,10 +195,8 @@ class _Walker:
                 f"{label} does not accept an input of shape {shapes}: {error}.",
                 remedy="Check the model against the shape of the data.",
             ) from error
-        if any(isinstance(a, Value) for a in _held((args, kwargs))):
-            self._other.call(node, module, label, (plain_args, plain_kwargs), result, moves=only_moves(node))
-        else:
-            self._other.repeat(node, module)
+        of_activation = any(isinstance(a, Value) for a in _held((args, kwargs)))
+        self._other.call(node, module, label, result, of_activation=of_activation)
         return result
 
     def _finish(self, output: fx.Node, input_shape: tuple[int, ...]) -> Walk:
