@@ -21,7 +21,8 @@ from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.hetero import run_hetero
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.in_process import run
-from bilateral.engine.plan import RunPlan, load_plan
+from bilateral.engine.named_code import load_plan
+from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
 from bilateral.engine.result import RunResult
 from bilateral.errors import BilateralError

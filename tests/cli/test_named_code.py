@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from bilateral import load_plan
 from bilateral.engine.export import export_run
 from bilateral.errors import CheckpointError, ModelError
 from bilateral.models.zoo.user_function import import_builder
@@ -147,6 +148,13 @@ class TestPlanFiles:
     def test_a_plan_file_runs_what_the_user_names(self, plan):
         done = plan("run", "plan.toml", *NAMED, "--clients", 3, "--output", "out", "--quiet", "--json")
         assert done.code == 0, done.err
+
+    def test_in_python_too_a_plan_file_names_nothing_that_the_user_does_not(self, plan, tmp_path):
+        with pytest.raises(CheckpointError, match=r"load_plan\(.*code=\['my_own:load', 'my_own:build'\]"):
+            load_plan(tmp_path / "plan.toml")
+        loaded = load_plan(tmp_path / "plan.toml", code=["my_own:load", "my_own:build"])
+        assert loaded.data.name == "my_own:load"
+        assert "my_own" not in sys.modules
 
     def test_a_setting_on_the_command_line_is_a_name_of_the_users(self, plan):
         words = ("--set", "data.name=my_own:load", "--set", "model.name=my_own:build", "--clients", 3)

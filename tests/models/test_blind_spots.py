@@ -320,6 +320,25 @@ def test_shapes_may_name_the_number_of_samples(flat):
     assert recovery_error(randomised(model.double(), 0)) < EXACT
 
 
+# --- what an object has that its class does not ---
+
+
+@pytest.mark.parametrize("path", ["", "c", "act"])
+def test_a_forward_that_was_replaced_on_an_object_is_refused_by_name(path):
+    model = images(lambda m, x: m.act(x), act=nn.ReLU())
+    module = model.get_submodule(path)
+    before = module.forward
+    module.forward = lambda x: before(x).clamp(max=5.0)
+    with pytest.raises(ModelError, match="`forward` was replaced"):
+        inspect(model, torch.zeros(1, *IMAGE))
+
+
+def test_a_layer_called_dropout_does_not_hide_a_switch_before_it():
+    model = images(lambda m, x: m.dropout(2 * x if m.training else x), dropout=nn.Dropout(0.5))
+    with pytest.raises(ModelError, match="something else in training"):
+        inspect(model, torch.zeros(1, *IMAGE))
+
+
 # --- stochastic depth and factors of channels, as in EfficientNet and ConvNeXt ---
 
 

@@ -330,3 +330,35 @@ def test_a_kink_at_rounding_is_no_fault():
     model = net()
     model.inside = flips_once
     assert checked(model).error < 1e-11
+
+
+@pytest.mark.parametrize(("wrong", "stops"), [((0,), False), ((0, 1), True), ((0, 2), True), ((0, 1, 2), True)])
+def test_two_attempts_of_three_must_be_right(wrong, stops, monkeypatch):
+    attempt, damaged = RecoveryCheck._attempt, net()
+    HIDDEN["another activation"](damaged)
+    monkeypatch.setattr(
+        RecoveryCheck,
+        "_attempt",
+        lambda self, model, number: attempt(self, damaged if number in wrong else model, number),
+    )
+    if stops:
+        with pytest.raises(RecoveryError):
+            checked(net())
+    else:
+        assert checked(net()).error < 1e-11
+
+
+@pytest.mark.parametrize(("by", "stops"), [(1e-6, True), (1e-10, False)])
+def test_a_gradient_that_is_off_by_a_millionth_stops_the_run(by, stops, monkeypatch):
+    recover = PerturbServer.recover
+
+    def off(self, total):
+        update = recover(self, total)
+        return replace(update, gradient=update.gradient * (1 + by))
+
+    monkeypatch.setattr(PerturbServer, "recover", off)
+    if stops:
+        with pytest.raises(RecoveryError):
+            checked(net().double())
+    else:
+        assert checked(net().double()).error == pytest.approx(by, rel=0.01)

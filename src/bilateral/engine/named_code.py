@@ -4,8 +4,8 @@ A plan can name functions of a user's own, `package.module:function`, as its dat
 directories, audits and plan files, and are passed on: who opens one must not thereby run `os:system`. So whoever goes
 on with what a file says names such functions again, in that very call; nothing is imported before.
 
-Formal guarantee (tests/cli/test_named_code.py): no command of `bilateral`, and neither
-`export_run` nor `load_exported`, imports a module that a file names and the caller does not.
+Formal guarantee (tests/cli/test_named_code.py): no command of `bilateral`, and none of `bilateral.load_plan`,
+`export_run` and `load_exported`, lets a module be imported that a file names and the caller does not.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from bilateral.arguments import checked
+from bilateral.engine import plan as plans
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import CheckpointError
@@ -32,6 +34,16 @@ def code_of(plan: RunPlan | HeteroPlan) -> dict[str, str]:
         names = dict.fromkeys(one.name for one in plan.clients.architectures)
         found = {"data": plan.data.name, "models": ",".join(names)}
     return {what: name for what, name in found.items() if is_own_code(name)}
+
+
+@checked
+def load_plan(path: str | Path, *, code: Sequence[str] = ()) -> RunPlan:
+    """Read a plan from a TOML file. Functions of your own that it names are named in `code` as well, or refused."""
+    plan = plans.load_plan(path)
+    unnamed = [name for name in code_of(plan).values() if name not in code]
+    if unnamed:
+        raise _refusal(path, unnamed, f'load_plan("{path}", code={unnamed})')
+    return plan
 
 
 def check_named(

@@ -151,7 +151,7 @@ def _spelled_call(node: fx.Node, constants: dict[str, Tensor]) -> tuple[object, 
     if node.op == "get_attr" and node.target in constants:
         value = constants[str(node.target)].detach()
         return (node.op, value.dtype, tuple(value.shape), value.cpu().contiguous().numpy().tobytes())
-    told = any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
+    told = node.op == "call_function" and any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
     has_rule = node.op != "call_function" or function_rule(node.target) is not None
     # A function without a rule is refused by the walk, by its name, whatever it is told.
     return (node.op, node.target, f"{node.args} {node.kwargs}" if has_rule and not told else "")
@@ -196,6 +196,11 @@ def _refuse_hooks(model: nn.Module) -> None:
             raise ModelError(
                 f"{label} cannot be protected: it has a parametrization, so its weights are computed, not parameters.",
                 remedy="Use torch.nn.utils.parametrize.remove_parametrizations, or a plain layer.",
+            )
+        if "forward" in vars(module):
+            raise ModelError(
+                f"{label} cannot be protected: its `forward` was replaced on the object, which its type does not show.",
+                remedy="Write a class with that `forward` instead.",
             )
         for attribute, kind in _HOOKS:
             if getattr(module, attribute):
