@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from tests.reference.gradients import plain_gradient
 
 from bilateral.baselines import mp_cdp, mp_dp_naive
 from bilateral.baselines.mp_cdp import MpCdpServer, trained_elements
@@ -20,7 +21,6 @@ from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.gradients import plain_gradient
 
 torch.set_num_threads(1)
 SHAPE, CLIENTS = (8,), 4

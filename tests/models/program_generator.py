@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from tests.reference.harness import randomised
 from torch import nn
 from torch.nn.utils import parametrizations
-
-from reference.harness import randomised
 
 NORM_EPS = 1e-5
 SHAPES = ((3, 6, 6), (4, 5, 7), (2, 8), (6, 4), (5,), (12,), (2, 3, 4, 4))

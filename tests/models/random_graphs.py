@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from tests.reference.harness import randomised
 from torch import nn
-
-from reference.harness import randomised
 
 
 class RandomNet(nn.Module):

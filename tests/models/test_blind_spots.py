@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.test_scale_graph_adversarial import Net
+from tests.reference.harness import randomised, relative_error, run_round
 from torch import fx, nn
 from torch.nn.utils import parametrizations, prune, weight_norm
 
@@ -22,7 +23,6 @@ from bilateral.models.transitional import expand
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.harness import randomised, relative_error, run_round
 
 IMAGE, FLAT = (3, 6, 6), (5,)
 EXACT = 1e-9

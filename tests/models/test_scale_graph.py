@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.test_scale_graph_adversarial import Net, flat_net, image_net
+from tests.reference.equations import perturb_conv_by_loops
+from tests.reference.harness import draw, function_error, perturbed_copy, randomised
 from torch import nn
 
 from bilateral.errors import ModelError, UnsupportedLayerError
 from bilateral.models.scale_graph import ScaleGraph, positions
 from bilateral.models.zoo import build_model
-from reference.equations import perturb_conv_by_loops
-from reference.harness import draw, function_error, perturbed_copy, randomised
 
 torch.set_num_threads(1)
 ZOO = [

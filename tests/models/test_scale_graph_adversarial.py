@@ -7,11 +7,11 @@ import operator
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.reference.harness import function_error
 from torch import nn
 
 from bilateral.errors import ModelError, UnsupportedLayerError
 from bilateral.models.scale_graph import ScaleGraph
-from reference.harness import function_error
 
 torch.set_num_threads(1)
 IMAGE = (3, 6, 6)

@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.models.random_graphs import networks
+from tests.reference.gradients import normalised_scales, plain_gradient, with_effective_epsilon
+from tests.reference.harness import draw, perturbed_copy, relative_error, run, run_round
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.statistics import scaled_buffers
-from reference.gradients import normalised_scales, plain_gradient, with_effective_epsilon
-from reference.harness import draw, perturbed_copy, relative_error, run, run_round
 
 torch.set_num_threads(1)
 of_networks = settings(

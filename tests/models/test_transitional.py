@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models.random_graphs import networks
 from tests.models.test_scale_graph_properties import batch_for, conditioning, of_networks
+from tests.reference.harness import draw, perturbed_copy, relative_error, run
 from torch import nn
 
 from bilateral.errors import ModelError, UnsupportedLayerError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.transitional import Transitional, expand, is_transitional, original_names
 from bilateral.models.zoo import build_model
-from reference.harness import draw, perturbed_copy, relative_error, run
 
 torch.set_num_threads(1)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.equations import exchange_by_loops, softmax
 
 from bilateral.errors import NumericalRangeError
 from bilateral.protocols.perturb import cross_entropy
 from bilateral.randomness import SeededRandomness
-from reference.equations import exchange_by_loops, softmax
 
 torch.set_num_threads(1)
 

@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import relative_error, run_round
 from torch import nn
 
 from bilateral.errors import PlanError
@@ -17,8 +19,6 @@ from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.server import PerturbServer, guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.gradients import plain_gradient
-from reference.harness import relative_error, run_round
 
 torch.set_num_threads(1)
 SHAPE = (3, 16, 16)

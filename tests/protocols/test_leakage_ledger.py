@@ -9,6 +9,7 @@ import copy
 import itertools
 
 import torch
+from tests.reference.harness import randomised, relative_error
 from torch import nn
 
 from bilateral.models.scale_graph import ScaleGraph
@@ -18,7 +19,6 @@ from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.harness import randomised, relative_error
 
 torch.set_num_threads(1)
 CLASSES = 6

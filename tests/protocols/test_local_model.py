@@ -5,6 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.models.test_scale_graph_adversarial import Net
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import randomised, relative_error, run_round
 from torch import nn
 
 from bilateral.errors import PlanError
@@ -12,8 +14,6 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protocols.local_model import LocalModel, channels_last_is_safe, prefers_channels_last
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from reference.gradients import plain_gradient
-from reference.harness import randomised, relative_error, run_round
 
 
 @pytest.mark.parametrize(("name", "options"), [("lenet", {}), ("vgg-7", {}), ("resnet-20", {"batch_norm": False})])

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import randomised, relative_error, run_round
 from torch import nn
 
 from bilateral.models.scale_graph import ScaleGraph
@@ -18,8 +20,6 @@ from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.wire import digest
 from bilateral.randomness import SeededRandomness
-from reference.gradients import plain_gradient
-from reference.harness import randomised, relative_error, run_round
 
 torch.set_num_threads(1)
 NOISES = ("activation", "offset")

@@ -10,14 +10,14 @@ import copy
 
 import pytest
 import torch
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import run_round
 from torch import nn
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.calibration import Calibration, logit_spread
 from bilateral.protocols.perturb.secrets import noise_size
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from reference.gradients import plain_gradient
-from reference.harness import run_round
 
 torch.set_num_threads(1)
 FACTOR, FLOOR = 20.0, 5e-7

@@ -6,6 +6,9 @@ import copy
 
 import pytest
 import torch
+from tests.reference.equations import mse_gradients_by_loops, mse_terms_by_loops
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import randomised, relative_error, run_round
 from torch import nn
 
 from bilateral.errors import PlanError
@@ -14,9 +17,6 @@ from bilateral.models.zoo import build_model
 from bilateral.protocols.perturb.server import PerturbServer, guarantee
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.equations import mse_gradients_by_loops, mse_terms_by_loops
-from reference.gradients import plain_gradient
-from reference.harness import randomised, relative_error, run_round
 
 torch.set_num_threads(1)
 EXCHANGES = (("mse", "local"), ("ce", "local"), ("ce", "blinded"))

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.reference.harness import draw, perturbed_copy, randomised, relative_error, run, run_round, with_epsilon
 from torch import nn
 
 from bilateral.errors import ModelError
@@ -18,7 +19,6 @@ from bilateral.protocols.statistics import (
     scaled_buffers,
     update_running_statistics,
 )
-from reference.harness import draw, perturbed_copy, randomised, relative_error, run, run_round, with_epsilon
 
 torch.set_num_threads(1)
 SHAPE = (3, 8, 8)

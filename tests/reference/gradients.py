@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
+from tests.reference.harness import NORMS
 from torch import Tensor, nn
 
 from bilateral.models.scale_graph import ScaleGraph, _consecutive
 from bilateral.models.tracing import walk
-from reference.harness import NORMS
 
 
 def normalised_scales(model: nn.Module, example: Tensor, factors: Tensor) -> list[Tensor]:

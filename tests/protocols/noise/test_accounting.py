@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
+from tests.reference.work import num_calls
 
 from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protocols.noise import accounting
@@ -25,7 +26,6 @@ from bilateral.protocols.noise.accounting import (
 from bilateral.protocols.noise.adaptive import AdaptiveClip
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.sound import SoundNoiseSettings
-from reference.work import num_calls
 
 DELTA = 1e-5
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.harness import randomised
 from torch import nn
 
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer, _mse_cotangents
@@ -17,7 +18,6 @@ from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.harness import randomised
 
 SHAPE, OUTPUTS = (1, 8, 8), 4
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from tests.reference.gradients import plain_gradient
 
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
@@ -19,7 +20,6 @@ from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.gradients import plain_gradient
 
 SHAPE, OUTPUTS, CLIENTS = (20,), 5, 6
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from scipy import stats
 from tests.protocols.noise.published_federation import Federation, NamedSecrets, everyone_else, ring_of
+from tests.reference.gradients import plain_gradient
+from tests.reference.harness import relative_error
 
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
@@ -19,8 +21,6 @@ from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_accounting import NoiseLevels
 from bilateral.protocols.noise.published_stream import PairStream
 from bilateral.protocols.perturb.messages import SoftmaxQuery
-from reference.gradients import plain_gradient
-from reference.harness import relative_error
 
 torch.set_num_threads(1)
 SILENT = NoiseLevels(0.0, 0.0)

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 from tests.protocols.noise.published_federation import Federation
+from tests.reference.harness import randomised, relative_error
 from torch import nn
 
 from bilateral.protocols.noise.published_accounting import satisfies, solve_noise, theta_complete
-from reference.harness import randomised, relative_error
 
 torch.set_num_threads(1)
 EPSILON, DELTA, CLIENTS = 3.0, 1e-5, 10

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from tests.reference.harness import randomised
 from torch import nn
 
 from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
@@ -18,7 +19,6 @@ from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.randomness import SeededRandomness
-from reference.harness import randomised
 
 FEATURES, OUTPUTS = 96, 4
 

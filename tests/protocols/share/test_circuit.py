@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocols.share.harness import QUERIER, Group, queries_like
+from tests.reference.work import num_calls
 
 from bilateral.errors import MalformedMessageError, ModelError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.share.circuit import KINDS, AvgPool, Circuit, Concat, Conv, Dense, MaxPool, Relu, Reshape
 from bilateral.protocols.share.compiler import compile_model
 from bilateral.protocols.share.messages import SessionNotice
-from reference.work import num_calls
 
 quick = settings(max_examples=100, deadline=None)
 scalars = st.one_of(
