@@ -3,6 +3,7 @@
 import gc
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
@@ -11,11 +12,18 @@ from bilateral.learning.exchange import LocalExchange
 from bilateral.protocols.mask.messages import MaskedUpload
 
 
+def _has_memory(thing):
+    """Not so the stand-ins of tracers, which other tests of the same process may have left: they have no storage."""
+    if type(thing) not in (torch.Tensor, torch.nn.Parameter) or torch._is_functional_tensor(thing):
+        return False
+    return thing.layout == torch.strided and thing.device.type == "cpu"
+
+
 def _living_bytes(dtype):
     gc.collect()
     found = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.dtype == dtype and thing.layout == torch.strided:
+        if _has_memory(thing) and thing.dtype == dtype:
             storage = thing.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return found
@@ -59,3 +67,14 @@ def test_the_clients_of_a_simulation_have_one_model_between_them():
     _, exchange = _round(6)
     places = {tuple(p.data_ptr() for p in client.half._model.parameters) for client in exchange.clients.values()}
     assert len(places) == 1
+
+
+def test_stand_ins_of_tracers_are_not_counted():
+    with FakeTensorMode():
+        fake = torch.ones(1000, dtype=torch.int64)
+    functional = torch._to_functional_tensor(torch.ones(1000, dtype=torch.int64))
+    meta = torch.ones(1000, dtype=torch.int64, device="meta")
+    before = _living_bytes(torch.int64)
+    real = torch.ones(1000, dtype=torch.int64)
+    assert set(_living_bytes(torch.int64)) - set(before) == {real.data_ptr()}
+    assert not any(map(_has_memory, (fake, functional, meta)))
