@@ -19,9 +19,20 @@ MAX_DEPTH: Final = 64
 MAX_TOML_CHARACTERS: Final = 4_000_000
 """A plan with thousands of sites has about a million."""
 MAX_KEY_PARTS: Final = 32
-_PART: Final = r"""(?:[\w\-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_KEY_BEGINS: Final = r"""(?:^[ \t]*+\[{0,2}+|[{,])[ \t]*+"""
-_LONG_KEY: Final = re.compile(rf"{_KEY_BEGINS}{_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_KEY_PARTS}}}", re.MULTILINE)
+_STRING: Final = (
+    r"""(?:"{3}(?:[^"\\]++|\\[\s\S]|"(?!""))*+"{3,5}|'{3}(?:[^']++|'(?!''))*+'{3,5}"""
+    r"""|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')"""
+)
+_PIECE: Final = rf"""(?:[^"'#=,\[\]{{}}\n.]++|{_STRING})"""
+"""Of a key or a value: all between what parts them. Strings and comments begin and end alike wherever they stand."""
+_LONG: Final = rf"(?:{_PIECE}*+\.){{{MAX_KEY_PARTS}}}"
+_SHORT_KEYS: Final = re.compile(
+    rf"""(?:(?!{_LONG})(?:(?:{_PIECE}|\.)++|\#[^\n]*+|[=,\[\]{{}}\n]++|["']))*+""",
+)
+"""All of a text in which no key has more than `MAX_KEY_PARTS`. A number has one dot, a string counts as none.
+
+A quotation mark that begins no string is where the parser stops: what comes after it does not matter.
+"""
 
 
 def parse_json(text: str | bytes | bytearray, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
@@ -38,7 +49,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text, or `ValueError`."""
     if len(text) > MAX_TOML_CHARACTERS:
         raise ValueError(f"it has {len(text)} characters, at most {MAX_TOML_CHARACTERS} are read")
-    if _LONG_KEY.search(text):
+    if not _SHORT_KEYS.fullmatch(text):
         raise ValueError(f"a key has more than {MAX_KEY_PARTS} parts")
     try:
         values = tomllib.loads(text)

@@ -93,13 +93,17 @@ def test_a_type_named_by_folded_lists_is_a_data_error(cifar):
 
 def test_a_pickle_cannot_change_the_reader(cifar):
     """BUILD with a state of (None, {...}) sets attributes of whatever is on the stack: of our functions too."""
-    from bilateral.data import cifar_pickle
+    from bilateral.data.cifar_pickle import _STAND_INS, _Allowance, _Function
 
     names = b"X\x0c\x00\x00\x00__defaults__(X\x06\x00\x00\x00latin1tX\x04\x00\x00\x00mark\x88"
-    cifar.write_bytes(b"\x80\x02c_codecs\nencode\nN}(" + names + b"u\x86b.")
-    assert refusal("cifar10", cifar.parents[1]) == "DataError"
-    assert cifar_pickle._encode_latin1.__defaults__ is None
-    assert not hasattr(cifar_pickle._encode_latin1, "mark")
+    for asked in (b"_codecs\nencode", b"numpy.core.numeric\n_frombuffer"):
+        cifar.write_bytes(b"\x80\x02c" + asked + b"\nN}(" + names + b"u\x86b.")
+        assert refusal("cifar10", cifar.parents[1]) == "DataError"
+    for function in (_Allowance.encode_latin1, _STAND_INS["numpy.core.numeric", "_frombuffer"]._call):
+        assert function.__defaults__ is None
+        assert not hasattr(function, "mark")
+    with pytest.raises(pickle.UnpicklingError, match="state"):
+        _Function(len).__setstate__((None, {"mark": True}))
 
 
 def test_the_reader_of_pickles_itself_has_typed_errors(tmp_path):

@@ -3,6 +3,10 @@
 A pickle is a program: it may name any importable function and call it. This reader resolves only the handful
 of names that a pickled uint8 array needs, and resolves them to the inert stand-ins below, so that neither
 numpy nor anything else ever sees state chosen by the file. Any other name is refused before it is imported.
+
+Nor may it ask for the same thing again and again, which costs it a few bytes each time: all that its calls produce is
+no longer than the file (`_Allowance`), and operations that no batch needs are refused before the first is done
+(`check_operations`).
 """
 
 from __future__ import annotations
@@ -21,6 +25,59 @@ from numpy.typing import NDArray
 from bilateral.data.files import reading
 from bilateral.errors import DataError
 
+_MAX_CODE: Final = 16
+_MAX_TUPLES: Final = 64
+"""Beside arguments of calls. An array has three."""
+_MAX_NUMBER: Final = 1 << 128
+_PLAIN: Final = frozenset(
+    [
+        "PROTO",
+        "FRAME",
+        "STOP",
+        "MARK",
+        "POP",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "INT",
+        "LONG",
+        "LONG1",
+        "LONG4",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "FLOAT",
+        "BINFLOAT",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+        "UNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "BYTEARRAY8",
+        "EMPTY_LIST",
+        "LIST",
+        "APPEND",
+        "APPENDS",
+        "EMPTY_DICT",
+        "DICT",
+        "SETITEM",
+        "SETITEMS",
+        "EMPTY_TUPLE",
+        "GLOBAL",
+        "STACK_GLOBAL",
+        "REDUCE",
+        "BUILD",
+    ]
+)
+_TUPLES: Final = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
+_PUTS: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_GETS: Final = frozenset({"GET", "BINGET", "LONG_BINGET"})
+
 
 class _PickledDtype:
     """Stands for `numpy.dtype`: remembers its code, and ignores the rest of its state."""
@@ -28,8 +85,8 @@ class _PickledDtype:
     __slots__ = ("code",)
 
     def __init__(self, code: str | bytes, *_: object) -> None:
-        if not isinstance(code, str | bytes):
-            raise pickle.UnpicklingError(f"a type of numbers named by {type(code).__name__}")
+        if not isinstance(code, str | bytes) or len(code) > _MAX_CODE:
+            raise pickle.UnpicklingError(f"a type of numbers named by a {type(code).__name__}, or a long one")
         self.code = code.decode("ascii") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
@@ -87,11 +144,22 @@ def _array_from_buffer(content: bytes, dtype: _PickledDtype, shape: tuple[int, .
     return array
 
 
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """How pickle protocol 2 spells bytes when written by Python 3; no other codec is needed."""
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError("text in an unexpected encoding")
-    return text.encode("latin-1")
+class _Allowance:
+    """How many bytes the calls of a pickle may still produce: a true one encodes each of its texts once."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+
+    def encode_latin1(self, text: str, encoding: str) -> bytes:
+        """How pickle protocol 2 spells bytes when written by Python 3; no other codec is needed."""
+        if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+            raise pickle.UnpicklingError("text in an unexpected encoding")
+        self._left -= len(text)
+        if self._left < 0:
+            raise pickle.UnpicklingError("calls that produce more bytes than the file has")
+        return text.encode("latin-1")
 
 
 _STAND_INS: Final[Mapping[tuple[str, str], Any]] = {
@@ -101,18 +169,20 @@ _STAND_INS: Final[Mapping[tuple[str, str], Any]] = {
     ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
     ("numpy.core.numeric", "_frombuffer"): _Function(_array_from_buffer),
     ("numpy._core.numeric", "_frombuffer"): _Function(_array_from_buffer),
-    ("_codecs", "encode"): _Function(_encode_latin1),
 }
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    """Resolves the names in `_STAND_INS` and refuses every other."""
+    """Resolves the names in `_STAND_INS` and `_codecs.encode`, and refuses every other."""
 
-    path: Path
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.path = path
+        self._names = {**_STAND_INS, ("_codecs", "encode"): _Function(_Allowance(len(content)).encode_latin1)}
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         try:
-            return _STAND_INS[module_name, global_name]
+            return self._names[module_name, global_name]
         except KeyError:
             raise DataError(
                 f"Expected only image arrays and labels in {self.path}, but it asks for "
@@ -131,21 +201,40 @@ def read_cifar_pickle(
     with reading(path, origin):
         content = path.read_bytes()
         check_operations(content)
-        unpickler = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes")
-        unpickler.path = path
-        return _images_and_labels(unpickler.load(), label_key)
+        return _images_and_labels(_RestrictedUnpickler(content, path).load(), label_key)
 
 
 def check_operations(content: bytes) -> None:
-    """Refuse a pickle that asks for more than it has: a place in the memo, or a text, beyond the file's own length.
+    """Refuse a pickle that asks for more than it has, and operations that no batch of images needs.
 
     The unpickler makes room for what a pickle announces before it looks whether it is there: a memo with the index
     2^31 takes 34 GB. Here every operation is looked at first, and none is done; an announced length beyond the end of
     the file is an error of `genops`.
+
+    Whatever can be a key of a dictionary must be quick to hash. Tuples are hashed part by part, without end if each has
+    the one before it twice, and without a limit of depth. So a tuple is never fetched from the memo, and few are left
+    over by calls. Numbers are hashed digit by digit.
     """
-    for operation, argument, _ in pickletools.genops(content):
-        if "PUT" in operation.name and not 0 <= (argument or 0) < len(content):
-            raise ValueError(f"a memo of {argument} places in a file of {len(content)} bytes")
+    memo_is_tuple: dict[int, bool] = {}
+    num_tuples, is_tuple = 0, False
+    for operation, argument, position in pickletools.genops(content):
+        name = operation.name
+        if name in _PUTS:
+            index = len(memo_is_tuple) if argument is None else int(argument)
+            if not 0 <= index < len(content):
+                raise ValueError(f"a memo of {argument} places in a file of {len(content)} bytes")
+            memo_is_tuple[index] = is_tuple
+            continue  # what is on top of the stack is still there
+        if name in _GETS and memo_is_tuple.get(int(argument or 0), False):
+            raise ValueError(f"a tuple that is there twice, at byte {position}")
+        if name not in _PLAIN and name not in _TUPLES and name not in _GETS:
+            raise ValueError(f"the operation {name}, which no batch of images needs, at byte {position}")
+        if type(argument) is int and abs(argument) >= _MAX_NUMBER:
+            raise ValueError(f"a whole number of {argument.bit_length()} bits, at byte {position}")
+        num_tuples += is_tuple and name != "REDUCE"
+        if num_tuples > _MAX_TUPLES:
+            raise ValueError(f"more than {_MAX_TUPLES} tuples, at byte {position}")
+        is_tuple = name in _TUPLES
 
 
 def _images_and_labels(batch: object, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from fractions import Fraction
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -33,13 +34,11 @@ def uniform(value, key):
 
 
 def integer(value, weight, fraction_bits, key, dtype=torch.float32):
-    """round(weight * (value moved by a part of STEPS of its steps) * 2^fraction_bits)."""
-    scale = math.ldexp(weight, fraction_bits)
-    product = value * scale
-    whole = math.floor(product)
+    """round(weight * (value moved by a part of STEPS of its steps) * 2^fraction_bits), in exact numbers."""
+    scale = weight * Fraction(2) ** fraction_bits
     power = math.ldexp(1.0, math.frexp(value)[1] - 1) if value else 0.0
-    reach = math.copysign(power * STEPS * torch.finfo(dtype).eps * scale, value)
-    return whole + round(uniform(value, key) * reach + (product - whole))
+    reach = Fraction(math.copysign(power * STEPS * torch.finfo(dtype).eps, value)) * scale
+    return round(Fraction(uniform(value, key)) * reach + Fraction(value) * scale)
 
 
 def integers(upload, fraction_bits, key):

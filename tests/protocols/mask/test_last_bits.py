@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.protocols.mask import last_bits_oracle
 from tests.protocols.mask.harness import NAMES, Group, upload_of
 
 from bilateral.audit.attacks.weight_lattice import lattice_score, odd_part, reachable, used_bits, weight_scores
+from bilateral.errors import NumericalRangeError
 from bilateral.protocols.mask import last_bits
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, encode_upload
 from bilateral.protocols.mask.last_bits import STEPS, LastBits
@@ -281,6 +283,84 @@ def test_vectors_are_what_one_value_at_a_time_gives(dtype):
         upload = Upload(0, weight, values[None], torch.zeros(0, dtype=dtype))
         got = encode_upload(upload, FixedPointFormat((bits, bits), 2), "anna", LastBits(KEY))
         assert got[:-1].tolist() == last_bits_oracle.integers(upload, (bits, bits), KEY)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", [1, 287, 431, 2**26 - 1, 2**26 + 1, 2**29 + 1, 3**25, 2**40 - 1, 2**40])
+def test_large_products_are_exact_before_their_last_bits_are_drawn(dtype, weight):
+    """Up to 2^62: beyond 2^53 a product in float64 has lost some of its bits."""
+    values = torch.from_numpy(values_of(300, seed=weight % 1000, dtype=np.float64)).to(dtype)
+    largest = float(values.abs().max()) * weight
+    for bits in (60 - math.frexp(largest)[1], 53 - math.frexp(largest)[1], 30 - math.frexp(largest)[1]):
+        got = LastBits(KEY).integers(values.double().numpy(), math.ldexp(weight, bits), dtype)
+        assert got.tolist() == [last_bits_oracle.integer(value, weight, bits, KEY, dtype) for value in values.tolist()]
+
+
+@given(st.lists(st.floats(-(2.0**20), 2.0**20), min_size=1, max_size=20), st.integers(1, 2**40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_what_a_product_has_lost_is_found_exactly(values, weight):
+    values = np.array([value for value in values if value == 0 or abs(value) > 2.0**-900])
+    products = values * math.ldexp(weight, 2)
+    lost = last_bits._lost(values, math.ldexp(weight, 2), products)
+    for value, product, rest in zip(values.tolist(), products.tolist(), lost.tolist(), strict=True):
+        assert Fraction(product) + Fraction(rest) == Fraction(value) * weight * 4
+
+
+def test_values_beyond_all_range_are_reported_without_a_warning():
+    form = FixedPointFormat.for_bound_bits((3, 3), 2)
+    upload = Upload(0, 2**40 - 1, torch.tensor([[1e200, -1e290, 1.0]], dtype=torch.float64), torch.zeros(1))
+    with pytest.raises(NumericalRangeError, match="anna: row 0"):
+        encode_upload(upload, form, "anna", LastBits(KEY))
+
+
+LARGE_BITS = 46
+"""Weights of nine bits times values below 2 are around 2^56: a float64 loses three bits of such a product."""
+
+
+def large_products(weight, count, seed):
+    """Values whose products are spread over the same range for every weight, with last bits that say nothing."""
+    draws = np.random.default_rng(seed)
+    values = draws.uniform(2.0**55, 2.0**56, count) / (weight * 2.0**LARGE_BITS)
+    last = draws.integers(0, 2**24, count, dtype=np.uint64)
+    return ((values.view(np.uint64) & ~np.uint64(2**24 - 1)) | last).view(np.float64)
+
+
+def rounded_first(values, weight):
+    """Last bits drawn around products as a float64 has them."""
+    uniform = LastBits(KEY)._uniform(values.view(np.uint64))
+    reach = np.exp2(np.floor(np.log2(values)) - 50) * weight * 2.0**LARGE_BITS
+    return (values * (weight * 2.0**LARGE_BITS)).astype(np.int64) + np.rint(uniform * reach).astype(np.int64)
+
+
+def log_likelihood(sums, weight):
+    """Of sums, if they were drawn around rounded products: how much of each one's place the intervals cover."""
+    scale = weight * 2.0**LARGE_BITS
+    nearest = sums.astype(np.float64) / scale
+    step = np.spacing(nearest)
+    covered = np.zeros(len(sums))
+    for number in range(-8, 9):
+        centres = ((nearest + number * step) * scale).astype(np.int64)
+        away = np.abs((sums - centres).astype(np.float64))
+        half = STEPS / 2 * step * scale
+        covered += np.clip(half - away + 0.5, 0, 1)
+    return float(np.log(np.maximum(covered, 1e-3) / STEPS).sum())
+
+
+def told_apart(draw, count=10_000):
+    """Nats by which the likelihoods of 287 and 431 tell the one's sums from the other's: 0 if they say nothing."""
+    differences = []
+    for weight in (287, 431):
+        sums = draw(large_products(weight, count, seed=weight), weight)
+        differences.append(log_likelihood(sums, 287) - log_likelihood(sums, 431))
+    return differences[0] - differences[1]
+
+
+def test_products_that_are_rounded_before_tell_the_weight_and_exact_ones_do_not():
+    def exact(values, weight):
+        return LastBits(KEY).integers(values, weight * 2.0**LARGE_BITS, torch.float64)
+
+    assert told_apart(rounded_first) > 400
+    assert abs(told_apart(exact)) < 150
 
 
 def test_keys_of_another_length_are_refused():

@@ -13,7 +13,9 @@ Here a value moves by a random part of `STEPS` of its own steps before it is mul
 Formal guarantee: the intervals of neighbouring values that this draws from cover the line exactly `STEPS` times, for
 every weight. So for values whose last bits say nothing, neither do those of the product; what is left of the weight is
 in the sizes of real numbers, as in any sum. (Next to powers of two, where the steps change, it is off: for one value in
-2^20.) A sum moves by at most `STEPS / 2` steps a client, 2^-22 of a value in float32 and 2^-51 in float64.
+2^20.) That holds of the exact products: one that is rounded to the 53 bits of a float64 first is off by its own error,
+and neighbours lie unevenly, in a pattern that is again the weight's own. So what a product loses is added to the part that
+is rounded (`_lost`). A sum moves by at most `STEPS / 2` steps a client, 2^-22 of a value in float32 and 2^-51 in float64.
 
 `u` is a secret function of the value's size alone, for an upload: equal values (two parallel layers, two classes whose
 gradients are opposite, a column that comes twice) get the same, and the same upload in another round too, since the
@@ -32,6 +34,7 @@ the weights hidden, which every sum comes with.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Final
 
 import numpy as np
@@ -46,6 +49,9 @@ KEY_BYTES: Final = 32
 _SIGN = np.uint64(1 << 63)
 _EXPONENT = np.uint64(0x7FF << 52)
 _UNIFORM_BITS = 53
+_SIGNIFICANT_BITS = 53
+_UPPER_BITS = np.uint64((1 << 64) - (1 << 26))
+_SCALE_BITS = 26
 FloatArray = NDArray[np.float64]
 
 
@@ -69,17 +75,20 @@ class LastBits:
     def integers(self, values: FloatArray, scale: float, dtype: torch.dtype) -> NDArray[np.int64]:
         """values * scale with their last bits drawn, rounded to whole numbers. `dtype` has the values' steps.
 
-        Whole and broken parts go separate ways: their sum has more bits than a float64.
+        `scale` is a whole number up to 2^40 times a power of two. Whole and broken parts go separate ways: their sum
+        has more bits than a float64.
         """
         bits = values.view(np.uint64)
-        reach = (bits & _EXPONENT).view(np.float64)  # the power of two at or below the size
-        reach *= STEPS * torch.finfo(dtype).eps * scale
         moved = self._uniform(bits & ~_SIGN)
-        moved *= np.copysign(reach, values, out=reach)
-        products = values * scale
-        whole = np.floor(products)
-        moved += products - whole
-        with np.errstate(invalid="ignore"):  # a row that is out of range is not sent
+        with np.errstate(invalid="ignore", over="ignore"):  # a row that is out of range is not sent
+            reach = (bits & _EXPONENT).view(np.float64)  # the power of two at or below the size
+            reach *= STEPS * torch.finfo(dtype).eps * scale
+            moved *= np.copysign(reach, values, out=reach)
+            products = values * scale
+            whole = np.floor(products)
+            if not _is_exact(scale, dtype):
+                moved += _lost(values, scale, products)
+            moved += products - whole
             found: NDArray[np.int64] = whole.astype(np.int64)
             found += np.rint(moved).astype(np.int64)
         return found
@@ -93,3 +102,30 @@ class LastBits:
         uniform *= 2.0**-_UNIFORM_BITS
         uniform -= 0.5
         return uniform
+
+
+def _is_exact(scale: float, dtype: torch.dtype) -> bool:
+    """Whether a float64 holds every product: float32 times a weight up to 2^29, anything times a power of two."""
+    odd_bits = float(scale).as_integer_ratio()[0]
+    odd_bits = (odd_bits // (odd_bits & -odd_bits)).bit_length()
+    return odd_bits == 1 or odd_bits + 1 - round(math.log2(torch.finfo(dtype).eps)) <= _SIGNIFICANT_BITS
+
+
+def _lost(values: FloatArray, scale: float, products: FloatArray) -> FloatArray:
+    """values * scale - products, exactly: what was lost when the products were rounded (Dekker's product).
+
+    Values have 27 upper and 26 lower bits, the scale 26 and 15: no product of two parts, and no sum on the way, has more
+    than 53. Parts are cut from the bits, which cannot overflow as a multiplication would.
+    """
+    upper = (values.view(np.uint64) & _UPPER_BITS).view(np.float64)
+    lower = values - upper
+    mantissa, exponent = math.frexp(scale)
+    main = math.ldexp(math.floor(math.ldexp(mantissa, _SCALE_BITS)), exponent - _SCALE_BITS)
+    rest = scale - main
+    found: FloatArray = upper * main
+    found -= products
+    found += lower * main
+    if rest:
+        found += np.multiply(upper, rest, out=upper)
+        found += np.multiply(lower, rest, out=lower)
+    return found
