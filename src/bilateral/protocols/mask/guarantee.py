@@ -50,7 +50,7 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
             "other clients' single uploads and weights",
             "clients",
             "the server does not collude with them. Where the model is sent as it is, successive models tell clients "
-            f"the sums; then at most {max(0, floor - 2)} of them may pool what they know",
+            f"the sums; then {_at_most(floor - 2, 'of them', 'of them')} may pool what they know",
         ),
     )
     leaks = (
@@ -72,7 +72,8 @@ def _limit(settings: MaskSettings, num_clients: int, floor: int) -> str:
     most = min(floor - 2, settings.threshold_of(num_clients) - 1)
     if chosen >= num_clients - 1:
         return (
-            f"at most {max(0, most)} participants collude with it (with {floor - 1} a sum can hold one honest upload)"
+            f"{_at_most(most, 'participant colludes', 'participants collude')} with it "
+            f"(with {floor - 1} a sum can hold one honest upload)"
         )
     colluders = min(math.floor(TOLERATED_COLLUSION * num_clients), most)
     dropouts = math.floor(TOLERATED_DROPOUT * num_clients)
@@ -80,13 +81,20 @@ def _limit(settings: MaskSettings, num_clients: int, floor: int) -> str:
         num_clients, chosen, settings.threshold, collusion=TOLERATED_COLLUSION, dropout=TOLERATED_DROPOUT
     ).privacy
     stated = (
-        f"at most {colluders} participants collude with it and at most {dropouts} drop out, which must not depend on "
-        f"the round's graph; even so it fails with probability up to {failure:.1g} a round"
+        f"{_at_most(colluders, 'participant colludes', 'participants collude')} with it and at most {dropouts} drop out, "
+        f"which must not depend on the round's graph; even so it fails with probability up to {failure:.1g} a round"
     )
     needed = default_num_neighbours(num_clients, settings.threshold)
     if failure > LARGEST_PRIVACY_FAILURE:
         stated += f" (num_neighbours = {chosen} is too few: {needed} would make that {LARGEST_PRIVACY_FAILURE:.1g})"
     return stated
+
+
+def _at_most(count: int, one: str, several: str) -> str:
+    """`none of them`, `at most 1 participant colludes`, `at most 2 participants collude`."""
+    if count < 1:
+        return f"none {several}" if several.startswith("of ") else f"no {one}"
+    return f"at most {count} {one if count == 1 else several}"
 
 
 def float_mask_guarantee(scale: float) -> Guarantee:
