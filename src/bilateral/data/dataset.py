@@ -51,8 +51,8 @@ class Split:
 
 
 @explained(
-    'A Dataset needs a name, the task ("classification" or "regression"), train and test data and the number of outputs: '
-    '`Dataset("mine", "classification", train, test, num_outputs=2)`.'
+    'A Dataset needs a name, the task ("classification" or "regression"), train and test data, and the number of '
+    'outputs: `Dataset("mine", "classification", train, test, num_outputs=2)`.'
 )
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -211,7 +211,8 @@ def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> No
     if targets.dtype != torch.int64 or targets.ndim != 1:
         raise DataError(
             f"Expected int64 targets of shape [{len(split)}] in {where}, {got}.",
-            remedy=f"For classification, give the class index of every sample: {_to_class_index(targets, num_outputs)}.",
+            remedy="For classification, give the class index of every sample: "
+            f"{_to_class_index(targets, num_outputs)}.",
         )
     wrong = torch.nonzero((targets < 0) | (targets >= num_outputs)).flatten()
     if len(wrong):
