@@ -40,12 +40,12 @@ def sites(tmp_path, monkeypatch):
     """The plan for three sites as it is printed, and the files that it names, made on the spot."""
     monkeypatch.chdir(tmp_path)
     (printed,) = [block for block in blocks(README, "toml") if "[data.sites." in block]
-    Path("plan.toml").write_text(printed, encoding="utf-8")
+    Path("sites.toml").write_text(printed, encoding="utf-8")
     draw = np.random.default_rng(0)
     for name, part, count in (("a", "train", 60), ("b", "train", 40), ("c", "train", 50), ("public_test", "test", 30)):
         inputs = draw.normal(size=(count, NUM_FEATURES)).astype(np.float32)
         np.savez(f"{name}.npz", **{f"x_{part}": inputs, f"y_{part}": (inputs[:, 0] > 0).astype(np.int64)})
-    return load_plan("plan.toml").with_settings({"training.rounds": 4})
+    return load_plan("sites.toml").with_settings({"training.rounds": 4})
 
 
 def test_the_plan_for_sites_trains_in_one_process(sites):
@@ -77,7 +77,7 @@ def test_your_own_model_and_data_work_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (module,) = [block for block in blocks(README, "python") if "my_project.py" in block]
     Path("my_project.py").write_text(module, encoding="utf-8")
-    own = [line for line in commands(README) if "my_project" in line or line.startswith("bilateral export out")]
+    own = [line for line in commands(README) if "my_project" in line or line.startswith("bilateral export mine")]
     assert [line.split()[1] for line in own] == ["inspect", "run", "export", "predict"]
     for line in own:
         words = shlex.split(line) + (["--rounds", "3", "--quiet"] if line.split()[1] == "run" else [])
@@ -113,6 +113,23 @@ def test_every_printed_command_has_words_that_the_command_knows(page, line, monk
     for option, value in pairwise(words):
         if option == "--set":
             bilateral.RunPlan().with_settings({value.partition("=")[0]: value.partition("=")[2]})
+
+
+@pytest.mark.parametrize("option", ["--output", "--write-plan"])
+def test_no_command_writes_where_one_above_it_wrote(option):
+    """From top to bottom in one folder: a second command that is to write there would be refused."""
+    written = [words[words.index(option) + 1] for words in map(shlex.split, commands(README)) if option in words]
+    assert written
+    assert len(written) == len(set(written))
+
+
+def test_it_says_where_the_command_is_before_the_first_one():
+    assert 0 < README.index(". .venv/bin/activate") < README.index("\n    bilateral ")
+
+
+def test_the_noise_that_is_solved_for_is_that_of_the_run_below():
+    (solved,) = [line for line in commands(README) if line.startswith("bilateral privacy")]
+    assert solved.replace("bilateral privacy", "bilateral run") in commands(README)
 
 
 def test_the_settings_in_the_table_are_those_of_plans():

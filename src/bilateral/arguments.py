@@ -25,6 +25,7 @@ from bilateral.errors import ArgumentError, BilateralError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 _MAX_SHOWN: Final = 40
 _IN_WORDS: Final[dict[Any, str]] = {
     types.NoneType: "None",
@@ -66,6 +67,30 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def explained(remedy: str) -> Callable[[type[_T]], type[_T]]:
+    """For classes whose arguments are checked elsewhere: those that are missing or unknown are named, with `remedy`."""
+
+    def decorate(kind: type[_T]) -> type[_T]:
+        build: Callable[..., None] = kind.__init__
+        signature = inspect.signature(build)
+        needed = [name for name, one in signature.parameters.items() if one.default is one.empty and name != "self"]
+
+        @functools.wraps(build)
+        def call(self: object, *args: Any, **kwargs: Any) -> None:
+            try:
+                signature.bind(self, *args, **kwargs)
+            except TypeError as error:
+                missing = [name for name in needed[len(args) :] if name not in kwargs]
+                said = f"without {', '.join(missing)}" if missing else f"wrongly: {error}"
+                raise ArgumentError(f"{kind.__name__} was called {said}.", remedy=remedy) from None
+            build(self, *args, **kwargs)
+
+        type.__setattr__(kind, "__init__", call)
+        return kind
+
+    return decorate
 
 
 def check_fields(settings: object, error: type[BilateralError]) -> None:

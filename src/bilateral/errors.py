@@ -31,6 +31,8 @@ class BilateralError(Exception):
     """Base of all errors of this package. `remedy` says what the user can do about it."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
+        if message.endswith("..") and not message.endswith("..."):  # of a sentence that ended with another error's text
+            message = message[:-1]
         super().__init__(f"{message} {remedy}".strip())
         self.remedy = remedy
 

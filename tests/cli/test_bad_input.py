@@ -59,6 +59,9 @@ def wrong_shape():
 def no_dataset():
     return 3
 
+def parts_missing():
+    return Dataset(train=good().train)
+
 def failing():
     return open("no/such/file")
 
@@ -85,6 +88,9 @@ def attention(input_shape, num_outputs):
 
 def softmax_head(input_shape, num_outputs):
     return nn.Sequential(nn.Linear(4, num_outputs), nn.Softmax(1))
+
+def other_names(s, n):
+    return nn.Linear(s[0], n)
 
 def wrong_width(input_shape, num_outputs):
     return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, num_outputs))
@@ -113,6 +119,7 @@ def here(tmp_path):
         ("no_dataset", "Dataset"),
         ("failing", "FileNotFoundError"),
         ("lists", "torch tensor"),
+        ("parts_missing", "Dataset was called without name, task, test, num_outputs. A Dataset needs"),
     ],
 )
 def test_bad_data_are_named(bilateral, here, function, expected):
@@ -124,7 +131,9 @@ def test_bad_data_are_named(bilateral, here, function, expected):
     [
         ("unsupported", "Bilinear `1`"),
         ("attention", "InstanceNorm1d `inner`"),
-        ("softmax_head", "End the model with nn.Linear"),
+        ("softmax_head", "but of Softmax `1`. End the model with nn.Linear"),
+        ("other_names", "(s, n) with no arguments"),
+        ("other_names", "The arguments are passed by name: input_shape, num_outputs"),
         ("wrong_width", "Linear `0`"),
         ("no_module", "nn.Module"),
     ],
@@ -294,6 +303,27 @@ def test_a_run_whose_every_round_failed_is_an_error(bilateral, words):
         assert "rounds without enough clients" in outcome.out
     again = bilateral("run", "--resume", "out", "--quiet")
     refused(again, "All 3 rounds failed")
+
+
+def test_an_untrained_model_is_not_exported(bilateral, tmp_path):
+    bilateral("run", *ALL_FAIL, "--output", "out")
+    refused(bilateral("export", "out"), "All 3 rounds failed in out, so its model is untrained; the last one so:")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_an_export_looks_for_the_run_before_it_looks_at_the_output(bilateral, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    for output in ("model.safetensors", "no/such/folder.onnx"):
+        refused(bilateral("export", "nothere", "--output", output), "nothere is not a run directory")
+
+
+def test_inspect_says_which_shape_it_assumed_if_that_does_not_fit(bilateral, here):
+    words = ("inspect", "bad_nets:wrong_width")
+    outcome = bilateral(*words)
+    refused(outcome, "Samples of shape 3,32,32 are assumed: give --input-shape if yours have another.")
+    assert ".. " not in outcome.err
+    assert "assumed" not in bilateral(*words, "--input-shape", "3,32,32").err
+    assert bilateral(*words, "--input-shape", 5).code == 0
 
 
 def test_a_run_with_one_good_round_is_none(bilateral):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from bilateral.data import Dataset, Split, load_dataset, validate
-from bilateral.errors import DataError
+from bilateral.errors import ArgumentError, DataError
 
 
 def classification(**changes) -> Dataset:
@@ -202,3 +202,48 @@ def test_parts_of_the_wrong_type_are_refused_by_name(changes, message):
 def test_a_name_or_folder_that_is_none_is_refused(name, data_dir):
     with pytest.raises(DataError, match="Expected"):
         load_dataset(name, data_dir)
+
+
+ONE_HOT = [[1, 0], [0, 1], [1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("targets", "remedy"),
+    [
+        (torch.tensor(ONE_HOT), "`targets.argmax(1)`."),
+        (np.array(ONE_HOT, np.float32), "`targets.argmax(1)`."),
+        (np.array([0.0, 1.0, 0.0, 1.0]), '`targets.long()` of a tensor, `targets.astype("int64")` of a numpy array.'),
+        (torch.tensor([[0], [1], [0], [1]]), '`targets.astype("int64").flatten()` of a numpy array.'),
+        (np.array(["cat", "dog", "cat", "dog"]), "`names, numbers = numpy.unique(texts, return_inverse=True)`."),
+        (np.array(["cat", "dog", "cat", "dog"], object), "numpy.unique(texts"),
+        (["cat", "dog", "cat", "dog"], "numpy.unique(texts"),
+    ],
+)
+def test_labels_in_another_form_are_refused_with_what_makes_them_right(targets, remedy):
+    with pytest.raises(DataError) as caught:
+        validate(classification(train=Split(torch.zeros(4, 3), targets)))
+    assert remedy in str(caught.value)
+
+
+def test_the_remedies_for_labels_work():
+    """As they are printed, on arrays and tensors."""
+    numbers = np.unique(np.array(["cat", "dog", "cat", "dog"]), return_inverse=True)[1]
+    one_hot, floats = np.array(ONE_HOT), np.array([0.0, 1.0, 0.0, 1.0])
+    for right in (numbers, one_hot.argmax(1), torch.tensor(ONE_HOT).argmax(1), floats.astype("int64")):
+        dataset = validate(classification(train=Split(torch.zeros(4, 3), right)))
+        assert dataset.train.targets.tolist() == [0, 1, 0, 1]
+
+
+def test_a_dataset_without_its_parts_says_what_it_needs():
+    data = TensorDataset(torch.zeros(4, 3), torch.zeros(4))
+    with pytest.raises(ArgumentError) as caught:
+        Dataset(train=data)
+    assert str(caught.value).startswith(
+        "Dataset was called without name, task, test, num_outputs. A Dataset needs a name,"
+    )
+    with pytest.raises(ArgumentError, match=r"Dataset was called wrongly: .*'labels'\. A Dataset needs"):
+        Dataset("toy", "classification", data, data, 2, labels=("a", "b"))
+    with pytest.raises(
+        ArgumentError, match=r"Split was called without targets\. A Split is made of inputs and targets"
+    ):
+        Split(torch.zeros(4, 3))

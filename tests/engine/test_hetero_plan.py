@@ -2,7 +2,8 @@
 
 import pytest
 
-from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan, parse_hetero_plan
+from bilateral.engine.hetero_plan import ONE_MODEL, HeteroPlan, dump_hetero_plan, load_hetero_plan, parse_hetero_plan
+from bilateral.engine.plan import HETEROGENEOUS, RunPlan, dump_plan, load_plan
 from bilateral.errors import PlanError
 
 
@@ -87,5 +88,25 @@ def test_unreadable_plans_say_why(tmp_path):
     (tmp_path / "bad.toml").write_text("seed = = 1")
     with pytest.raises(PlanError, match="not a readable TOML"):
         load_hetero_plan(tmp_path / "bad.toml")
-    with pytest.raises(PlanError, match=r"\[queries\] pool"):
+    with pytest.raises(PlanError, match="sections: data, clients, training, queries, retraining"):
         parse_hetero_plan({"federation": {}}, "x")
+
+
+def test_plans_of_the_two_kinds_know_what_the_other_has():
+    """The sections by which a plan of the other kind is told: its own, and not of this one."""
+    for own, other, told in ((HeteroPlan, RunPlan, HETEROGENEOUS), (RunPlan, HeteroPlan, ONE_MODEL)):
+        assert told.sections == {
+            name
+            for name, value in own().model_dump().items()
+            if isinstance(value, dict) and name not in other.model_fields
+        }
+
+
+def test_a_plan_of_the_other_kind_is_told_as_such(tmp_path):
+    hetero, run = tmp_path / "hetero.toml", tmp_path / "run.toml"
+    hetero.write_text(dump_hetero_plan(HeteroPlan()), encoding="utf-8")
+    run.write_text(dump_plan(RunPlan()), encoding="utf-8")
+    with pytest.raises(PlanError, match=r"hetero\.toml is a plan for heterogeneous learning .*Use `bilateral hetero`"):
+        load_plan(hetero)
+    with pytest.raises(PlanError, match=r"run\.toml is a plan for clients that train one model.*Use `bilateral run`"):
+        load_hetero_plan(run)

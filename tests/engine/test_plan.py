@@ -45,6 +45,33 @@ def test_a_wrong_value_is_shown_with_its_place():
         parse_plan({"training": {"rounds": 0}}, "x")
 
 
+def test_settings_are_listed_only_for_an_unknown_one_and_only_those_of_its_section():
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings({"training.learning_rate": -1})
+    assert str(caught.value) == "Settings: `training.learning_rate`: Input should be greater than 0, got -1."
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings({"aggregation.mask": "ring"})
+    assert str(caught.value) == (
+        "Settings: `aggregation.mask` is not a setting (Did you mean `masks`?). "
+        "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale."
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("rounds", "`training.rounds`"),
+        ("federation.rounds", "`training.rounds`"),
+        ("name", "`data.name` or `model.name`"),
+        ("sed", "`seed`"),
+    ],
+)
+def test_a_setting_without_its_section_is_found(typed, meant):
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings({typed: 3})
+    assert f"(Did you mean {meant}?)" in str(caught.value)
+
+
 def test_no_clients_is_refused():
     with pytest.raises(PlanError, match=r"federation\.clients"):
         parse_plan({"federation": {"clients": 0}}, "x")

@@ -103,3 +103,26 @@ class _ModeInNumbers(nn.Module):
 def test_a_number_that_depends_on_the_mode_is_refused():
     with pytest.raises(ModelError, match="something else in training"):
         ScaleGraph.of(_ModeInNumbers(), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [(nn.Sigmoid(), "Sigmoid `1`"), (nn.Flatten(), "Flatten `1`")],
+)
+def test_what_ends_the_model_instead_of_a_linear_layer_is_named(last, named):
+    with pytest.raises(ModelError) as caught:
+        ScaleGraph.of(nn.Sequential(nn.Linear(4, 2), last), torch.zeros(2, 4))
+    assert f"not the output of an nn.Linear module, but of {named}. End the model" in str(caught.value)
+
+
+def test_a_function_that_ends_the_model_is_named():
+    class Ends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.flatten(self.head(x), 1)
+
+    with pytest.raises(ModelError, match=r"but of `flatten` \(node `flatten`\)\."):
+        ScaleGraph.of(Ends(), torch.zeros(2, 4))

@@ -9,6 +9,7 @@ from tests.audit.samples import (
     BLIND_ATTACK,
     BROKEN,
     HOLDS,
+    SOFTMAX,
     audit_of,
     distinguisher,
     fitted_secrets,
@@ -19,7 +20,7 @@ from tests.audit.samples import (
 )
 
 from bilateral.audit.auditor import FAILED, NOT_ASKED, Skipped
-from bilateral.protocols.guarantee import Claim, Guarantee
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.report.audit_table import WIDEST, audit_tables
 
 ALL = [BROKEN, BLIND_ATTACK, HOLDS, with_ssim(HOLDS, 0.6, 0.05), fitted_secrets(), membership(), read_softmax()]
@@ -131,6 +132,16 @@ def test_the_end_has_a_row_for_every_claim_with_the_attack_that_tells_most():
     blind = printed(audit_of([BLIND_ATTACK]), 140, details=False).split("In short")[1]
     assert "BROKEN" not in blind
     assert blind.count("proves nothing") == 2
+
+
+def test_a_line_that_leaks_two_things_to_the_same_party_is_shown_and_counted_once():
+    again = Leak("softmax values of a second kind", SOFTMAX.whom, SOFTMAX.ledger_line)
+    elsewhere = Leak(SOFTMAX.what, "server", SOFTMAX.ledger_line)
+    result = audit_of([read_softmax()], guarantee=Guarantee("perturbation", (), (SOFTMAX, again, elsewhere)))
+    text = printed(result, 140)
+    assert "Papers' claims and admitted leaks: 1 BROKEN, 1 not tested" in text
+    assert text.split("In short")[1].count("BROKEN") == 1
+    assert f"line 2: {SOFTMAX.what}; {again.what}" in text
 
 
 def test_a_bound_reads_as_one_and_nothing_is_called_chance():

@@ -10,15 +10,17 @@ from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import Json, parse_setting, parse_shape
-from bilateral.errors import PlanError
+from bilateral.errors import ModelError, PlanError
 from bilateral.models.builder import NormInputs
 from bilateral.models.coverage import Coverage, inspect
 from bilateral.models.zoo import build_model
 
+ASSUMED_SHAPE = "3,32,32"
+
 
 def inspect_command(
     model: Annotated[str, typer.Argument(help="Model of the zoo, or package.module:function.")],
-    input_shape: Annotated[str, typer.Option(help="Shape of one sample.")] = "3,32,32",
+    input_shape: Annotated[str | None, typer.Option(help="Shape of one sample.", show_default=ASSUMED_SHAPE)] = None,
     outputs: Annotated[int, typer.Option(help="Number of outputs.")] = 10,
     option: Annotated[
         list[str] | None, typer.Option(help="Model option, e.g. --option batch_norm=false", show_default=False)
@@ -39,10 +41,17 @@ def inspect_command(
 
       bilateral inspect my_package.nets:build --input-shape 1,28,28 --outputs 2
     """
-    shape = parse_shape(input_shape)
+    shape = parse_shape(input_shape or ASSUMED_SHAPE)
     options = dict(parse_setting(text) for text in option or [])
-    built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
-    found = inspect(built, torch.zeros(2, *shape), norm_inputs=_norm_inputs(norm_inputs))
+    wanted = _norm_inputs(norm_inputs)
+    try:
+        built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
+        found = inspect(built, torch.zeros(2, *shape), norm_inputs=wanted)
+    except ModelError as error:
+        if input_shape is not None:
+            raise
+        remedy = f"Samples of shape {ASSUMED_SHAPE} are assumed: give --input-shape if yours have another."
+        raise ModelError(str(error), remedy=remedy) from error
     if json:
         print_json(found.as_dict())
         return

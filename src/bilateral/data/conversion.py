@@ -26,6 +26,13 @@ def tuple_if_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def holds_text(value: Any) -> bool:
+    """Whether an array or a list is one of texts, such as names of classes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "USTO" and any(isinstance(item, str | bytes) for item in value.flat)
+    return isinstance(value, tuple | list) and any(isinstance(item, str | bytes) for item in value)
+
+
 def described(value: Any) -> str:
     """What came instead of what was expected: `int`, `ndarray of object`, `tuple of 3`, `nothing`."""
     if value is None:

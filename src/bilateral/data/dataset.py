@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bilateral.data.conversion import described, tensor_if_array, tuple_if_list
+from bilateral.arguments import explained
+from bilateral.data.conversion import described, holds_text, tensor_if_array, tuple_if_list
 from bilateral.errors import DataError
 
 Task = Literal["classification", "regression"]
+_ENCODE_TEXT: Final = (
+    "Encode texts as numbers, over both splits at once: `names, numbers = numpy.unique(texts, return_inverse=True)`."
+)
 
 
+@explained("A Split is made of inputs and targets, the sample index first: `Split(inputs, targets)`.")
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples with their targets, the sample index first; images are NCHW.
@@ -45,6 +50,10 @@ class Split:
         return Split(self.inputs[indices], self.targets[indices], sites)
 
 
+@explained(
+    'A Dataset needs a name, the task ("classification" or "regression"), train and test data, and the number of '
+    'outputs: `Dataset("mine", "classification", train, test, num_outputs=2)`.'
+)
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A train and a test split of one task. A `TensorDataset` or a pair of tensors is taken for a split."""
@@ -136,7 +145,7 @@ def _check_inputs(split: Split, where: str) -> None:
         if not isinstance(value, Tensor):
             raise DataError(
                 f"Expected {name} in {where} to be a torch tensor, got {described(value)}.",
-                remedy="Convert them with `torch.as_tensor(...)` in the loader.",
+                remedy=_ENCODE_TEXT if holds_text(value) else "Convert them with `torch.as_tensor(...)` in the loader.",
             )
         if value.layout != torch.strided or value.device.type == "meta":
             kind = "a meta tensor, which holds no numbers" if value.device.type == "meta" else f"{value.layout}"
@@ -202,7 +211,8 @@ def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> No
     if targets.dtype != torch.int64 or targets.ndim != 1:
         raise DataError(
             f"Expected int64 targets of shape [{len(split)}] in {where}, {got}.",
-            remedy="For classification, give the class index of every sample: `targets.long().flatten()`.",
+            remedy="For classification, give the class index of every sample: "
+            f"{_to_class_index(targets, num_outputs)}.",
         )
     wrong = torch.nonzero((targets < 0) | (targets >= num_outputs)).flatten()
     if len(wrong):
@@ -211,6 +221,14 @@ def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> No
             f"the first ({int(targets[wrong[0]])}) at row {int(wrong[0])}.",
             remedy="Number the classes from 0, or raise num_outputs.",
         )
+
+
+def _to_class_index(targets: Tensor, num_outputs: int) -> str:
+    """What makes class indices of such targets; `targets` may have been an array of numpy."""
+    if targets.ndim == 2 and num_outputs > 1 and targets.shape[1] == num_outputs:
+        return "these look one-hot, so `targets.argmax(1)`"
+    flat = "" if targets.ndim == 1 else ".flatten()"
+    return f'`targets.long(){flat}` of a tensor, `targets.astype("int64"){flat}` of a numpy array'
 
 
 def _check_finite(values: Tensor, what: str, where: str) -> None:

@@ -50,15 +50,16 @@ def export_run(
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
     The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export). A run of a user's own
-    functions needs them named again, as `model` and `data`: a directory never decides what code runs.
+    functions needs them named again, as `model` and `data`: a directory never decides what code runs. A run without a
+    single round that succeeded is refused.
     """
     run_directory, target = Path(run_directory), Path(target)
+    directory, plan = RunDirectory.open(run_directory)
     if target.exists():
         raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
     writer = _WRITERS.get(target.suffix)
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
-    directory, plan = RunDirectory.open(run_directory)
     command = ("bilateral", "export", str(run_directory), "--output", str(target))
     check_named(directory.path, plan, (model, data), command)
     checkpoint = load_checkpoint(directory.checkpoint)
@@ -67,6 +68,7 @@ def export_run(
             f"{directory.path} holds a checkpoint of another plan than its plan.toml.",
             remedy="Put the run's own plan.toml back.",
         )
+    _check_trained(checkpoint, directory.path)
     view = load_server_view(plan, None if data_dir is None else Path(data_dir))
     network = initial_model(plan, view.problem)
     graph = analyse(network, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
@@ -81,6 +83,19 @@ def export_run(
     card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
     writer(network, card, target)
     return card
+
+
+def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
+    """Refuse a model that is as it began: nobody exports one on purpose."""
+    failed = checkpoint.failed
+    if checkpoint.next_round > len(failed):
+        return
+    count = {0: "No round is done", 1: "The only round failed"}.get(len(failed), f"All {len(failed)} rounds failed")
+    why = f"; the last one so: {failed[-1]['reason']}" if failed else "."
+    raise CheckpointError(
+        f"{count} in {path}, so its model is untrained{why}",
+        remedy="Export a run in which at least one round was done.",
+    )
 
 
 def _restore_model(model: nn.Module, checkpoint: Checkpoint, prefix: str, path: Path) -> None:

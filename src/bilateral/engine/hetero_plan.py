@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bilateral.engine.plan import ModelPlan
-from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
+from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.hetero.settings import (
     HeteroSettings,
@@ -28,6 +28,13 @@ from bilateral.learning.hetero.settings import (
 )
 
 AnswersName = Literal["secure", "plain"]
+ONE_MODEL = OtherKind(
+    "clients that train one model together",
+    frozenset({"model", "federation", "perturbation", "aggregation", "noise"}),
+    "Use `bilateral run`, or `bilateral audit` without --hetero; `bilateral hetero --write-plan FILE` makes a plan for "
+    "this.",
+)
+"""A `RunPlan`."""
 
 
 class _Section(BaseModel):
@@ -169,7 +176,7 @@ def parse_hetero_plan(values: dict[str, Any], source: str) -> HeteroPlan:
 
 def load_hetero_plan(path: str | Path) -> HeteroPlan:
     """Read a plan from a TOML file."""
-    return read_plan(HeteroPlan, path, "bilateral hetero")
+    return read_plan(HeteroPlan, path, "bilateral hetero", ONE_MODEL)
 
 
 def dump_hetero_plan(plan: HeteroPlan) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import to_json
 
 from bilateral.arguments import checked
-from bilateral.engine.plan_text import as_toml, read_plan, validated, with_settings
+from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.models.builder import NormInputs
@@ -25,6 +25,12 @@ from bilateral.protocols.mask.settings import GraphKind, MaskSettings
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
 DEFAULT_CLIENTS = 5
+HETEROGENEOUS = OtherKind(
+    "heterogeneous learning",
+    frozenset({"clients", "queries", "retraining"}),
+    "Use `bilateral hetero`, or `bilateral audit --hetero`; `bilateral run --write-plan FILE` makes a plan for this.",
+)
+"""A `HeteroPlan`, which is made of what is in this file."""
 ProtectionName = Literal["perturbation", "fedavg"]
 MaskName = Literal["ring", "float", "none"]
 MechanismName = Literal["none", "sound", "published", "mp-cdp", "mp-dp-naive"]
@@ -282,7 +288,7 @@ def parse_plan(values: dict[str, Any], source: str) -> RunPlan:
 @checked
 def load_plan(path: str | Path) -> RunPlan:
     """Read a plan from a TOML file."""
-    return read_plan(RunPlan, path, "bilateral run")
+    return read_plan(RunPlan, path, "bilateral run", HETEROGENEOUS)
 
 
 def dump_plan(plan: RunPlan) -> str:

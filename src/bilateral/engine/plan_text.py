@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -15,15 +16,33 @@ from bilateral.documents import parse_toml
 from bilateral.errors import PlanError
 
 _P = TypeVar("_P", bound=BaseModel)
+_SETTINGS: Final = "Settings"
+_NUM_MEANT: Final = 3
+
+
+@dataclass(frozen=True)
+class OtherKind:
+    """Another kind of plan: what it is called, the sections that it alone has, and what to do with it."""
+
+    called: str
+    sections: frozenset[str]
+    remedy: str
 
 
 def validated(kind: type[_P], values: Mapping[str, Any], source: str) -> _P:
-    """The plan, or an error that names every setting that is wrong."""
+    """The plan, or an error that names every setting that is wrong. `source`: the plan's path, or `of the job`."""
+    return _validated(kind, values, f"Plan {source}")
+
+
+def _validated(kind: type[_P], values: Mapping[str, Any], beginning: str) -> _P:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_explain(problem, kind) for problem in error.errors())
-        raise PlanError(f"Plan {source}: {problems}.", remedy=known_settings(kind)) from error
+        found = error.errors()
+        problems = "; ".join(_explain(problem, kind) for problem in found)
+        unknown = dict.fromkeys(_section_of(problem) for problem in found if problem["type"] == "extra_forbidden")
+        remedy = " ".join(known_settings(kind, path) for path in unknown)
+        raise PlanError(f"{beginning}: {problems}.", remedy=remedy) from error
 
 
 @checked
@@ -39,11 +58,11 @@ def with_settings(plan: _P, settings: Mapping[str, Any]) -> _P:
                 raise PlanError(f"There is no plan section `{part}` in `{dotted}`.{hint}", remedy=remedy)
             section = section[part]
         section[last] = value
-    return validated(type(plan), values, "the settings")
+    return _validated(type(plan), values, _SETTINGS)
 
 
-def read_plan(kind: type[_P], path: str | Path, command: str) -> _P:
-    """A plan from a TOML file; `command` is what writes one."""
+def read_plan(kind: type[_P], path: str | Path, command: str, other: OtherKind) -> _P:
+    """A plan from a TOML file; `command` is what writes one, `other` what it may be mistaken for."""
     path = Path(path)
     try:
         values = parse_toml(path.read_text(encoding="utf-8"))
@@ -51,6 +70,10 @@ def read_plan(kind: type[_P], path: str | Path, command: str) -> _P:
         raise PlanError(f"There is no plan at {path}.", remedy=f"`{command} --write-plan FILE` makes one.") from error
     except (ValueError, OSError) as error:
         raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
+    strange = [name for name, value in values.items() if name in other.sections and isinstance(value, dict)]
+    if strange:
+        sections = ", ".join(f"[{name}]" for name in strange)
+        raise PlanError(f"{path} is a plan for {other.called} (it has {sections}).", remedy=other.remedy)
     return validated(kind, values, str(path))
 
 
@@ -58,16 +81,14 @@ def as_toml(plan: BaseModel) -> str:
     return tomli_w.dumps(plan.model_dump(mode="json", exclude_none=True))
 
 
-def known_settings(kind: type[BaseModel]) -> str:
-    """All settings of a kind of plan, as a remedy."""
-    plain, sections = [], []
-    for name, field in kind.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            sections.append(f"[{name}] {', '.join(inner.model_fields)}")
-        else:
-            plain.append(name)
-    return f"Settings: {', '.join([*plain, *sections])}."
+def known_settings(kind: type[BaseModel], path: Sequence[str] = ()) -> str:
+    """The settings of the section at `path`, or those outside of sections and all sections, as a remedy."""
+    names = _names_at(kind, path)
+    if path:
+        return f"Settings of [{'.'.join(path)}]: {', '.join(names)}." if names else ""
+    sections = _sections(kind)
+    plain = [name for name in names if name not in sections]
+    return f"Settings outside of sections: {', '.join(plain)}; sections: {', '.join(sections)}."
 
 
 def _explain(problem: Any, kind: type[BaseModel]) -> str:
@@ -80,18 +101,34 @@ def _explain(problem: Any, kind: type[BaseModel]) -> str:
     return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
 
 
+def _section_of(problem: Any) -> tuple[str, ...]:
+    return tuple(map(str, problem["loc"][:-1]))
+
+
 def _hint(name: str, kind: type[BaseModel], path: Sequence[str]) -> str:
-    meant = _meant(name, _names_at(kind, path))
-    return f" ({meant.strip()})" if meant else ""
+    elsewhere = [f"{other}.{name}" for other, section in _sections(kind).items() if name in section.model_fields]
+    here = _close(name, _names_at(kind, path))
+    if elsewhere:
+        return f" (Did you mean {' or '.join(f'`{one}`' for one in elsewhere[:_NUM_MEANT])}?)"
+    return f" (Did you mean `{here}`?)" if here else ""
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    close = _close(name, known)
+    return f" Did you mean `{close}`?" if close else ""
 
 
-def _names_at(kind: Any, path: Sequence[str]) -> Iterable[str]:
+def _close(name: str, known: Iterable[str]) -> str:
+    return next(iter(difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)), "")
+
+
+def _sections(kind: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+    return {name: inner for name, inner in kinds.items() if isinstance(inner, type) and issubclass(inner, BaseModel)}
+
+
+def _names_at(kind: Any, path: Sequence[str]) -> tuple[str, ...]:
     """The settings of the section at `path`."""
     for part in path:
         kind = kind.model_fields[part].annotation if part in getattr(kind, "model_fields", {}) else None
-    return getattr(kind, "model_fields", ())
+    return tuple(getattr(kind, "model_fields", ()))

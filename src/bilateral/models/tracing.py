@@ -199,12 +199,15 @@ class _Walker:
         self._other.call(node, module, label, result, of_activation=of_activation)
         return result
 
+    def _named(self, node: fx.Node) -> str:
+        return _label(node, self._meta.get_submodule(str(node.target)) if node.op == "call_module" else None)
+
     def _finish(self, output: fx.Node, input_shape: tuple[int, ...]) -> Walk:
         result = output.args[0]
         if not isinstance(result, fx.Node) or result not in self._linear_calls:
-            last = result.format_node() if isinstance(result, fx.Node) else repr(result)
+            last = self._named(result) if isinstance(result, fx.Node) else f"a {type(result).__name__}"
             raise ModelError(
-                f"The model's output is not the output of an nn.Linear module, but of: {last}.",
+                f"The model's output is not the output of an nn.Linear module, but of {last}.",
                 remedy="End the model with nn.Linear and leave softmax or sigmoid to the loss.",
             )
         head_input, weight = self._linear_calls[result]

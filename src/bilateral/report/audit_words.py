@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bilateral.audit.auditor import NOT_ASKED, AuditResult
 from bilateral.audit.evidence import Condition, Evidence
@@ -91,8 +92,16 @@ def own_claims(verdicts: Sequence[ClaimVerdict]) -> list[ClaimVerdict]:
 
 
 def leaks(verdicts: Sequence[ClaimVerdict]) -> list[ClaimVerdict]:
-    """All else: what the plan admits, some of which the papers deny."""
-    return [verdict for verdict in verdicts if verdict.claimed_by != OWN]
+    """All else: what the plan admits, some of which the papers deny. A line that leaks several things to one is one."""
+    merged: dict[tuple[str | int, str, str], ClaimVerdict] = {}
+    for verdict in verdicts:
+        if verdict.claimed_by == OWN:
+            continue
+        key = (verdict.tests, verdict.whom, verdict.claimed_by)  # the same findings are about both
+        first = merged.setdefault(key, verdict)
+        if first is not verdict and verdict.what not in first.what.split("; "):
+            merged[key] = replace(first, what=f"{first.what}; {verdict.what}")
+    return list(merged.values())
 
 
 def heading(verdict: ClaimVerdict) -> str:

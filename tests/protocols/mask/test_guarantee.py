@@ -16,7 +16,8 @@ torch.set_num_threads(1)
 
 
 def colluders_allowed(stated):
-    return int(re.search(r"at most (\d+) participants collude", stated.claims[0].assumption)[1])
+    found = re.search(r"(no|at most \d+) participants? colludes? with it", stated.claims[0].assumption)
+    return 0 if found[1] == "no" else int(found[1].removeprefix("at most "))
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10])
@@ -71,3 +72,17 @@ def test_the_sum_is_not_claimed_to_be_hidden_from_clients():
     claim = guarantee(MaskSettings(), 5).claims[2]
     assert "sum" not in claim.what
     assert "at most 2 of them" in claim.assumption
+
+
+@pytest.mark.parametrize(
+    ("count", "colluding", "pooling"),
+    [
+        (2, "and no participant colludes with it (", "then none of them may pool"),
+        (3, "and at most 1 participant colludes with it (", "then at most 1 of them may pool"),
+        (5, "and at most 2 participants collude with it (", "then at most 2 of them may pool"),
+    ],
+)
+def test_small_numbers_are_said_in_plain_words(count, colluding, pooling):
+    single, _, others = guarantee(MaskSettings(), count).claims
+    assert colluding in single.assumption
+    assert pooling in others.assumption

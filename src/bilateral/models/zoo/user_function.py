@@ -61,7 +61,8 @@ def call_builder(path: str, given: Mapping[str, Any], options: Mapping[str, Any]
         except TypeError as error:
             raise ModelError(
                 f"Cannot call {path}{signature} with {', '.join(arguments) or 'no arguments'}: {error}.",
-                remedy="Give the missing ones as model options, or a default in the function.",
+                remedy=f"The arguments are passed by name: {', '.join(given)}, whichever the function takes. "
+                "Give others as model options, or a default in the function.",
             ) from error
     try:
         model = builder(**arguments)

@@ -50,7 +50,7 @@ def guarantee(settings: MaskSettings, num_clients: int, *, shows_batch: bool = F
             "other clients' single uploads and weights",
             "clients",
             "the server does not collude with them. Where the model is sent as it is, successive models tell clients "
-            f"the sums; then at most {max(0, floor - 2)} of them may pool what they know",
+            f"the sums; then {_at_most(floor - 2)} of them may pool what they know",
         ),
     )
     leaks = (
@@ -71,22 +71,30 @@ def _limit(settings: MaskSettings, num_clients: int, floor: int) -> str:
     # Of a sum over `floor`, two honest uploads must remain; and colluders alone must not reconstruct a secret.
     most = min(floor - 2, settings.threshold_of(num_clients) - 1)
     if chosen >= num_clients - 1:
-        return (
-            f"at most {max(0, most)} participants collude with it (with {floor - 1} a sum can hold one honest upload)"
-        )
+        return f"{_colluding(most)} with it (with {floor - 1} a sum can hold one honest upload)"
     colluders = min(math.floor(TOLERATED_COLLUSION * num_clients), most)
     dropouts = math.floor(TOLERATED_DROPOUT * num_clients)
     failure = failure_probabilities(
         num_clients, chosen, settings.threshold, collusion=TOLERATED_COLLUSION, dropout=TOLERATED_DROPOUT
     ).privacy
     stated = (
-        f"at most {colluders} participants collude with it and at most {dropouts} drop out, which must not depend on "
-        f"the round's graph; even so it fails with probability up to {failure:.1g} a round"
+        f"{_colluding(colluders)} with it and at most {dropouts} drop out, "
+        f"which must not depend on the round's graph; even so it fails with probability up to {failure:.1g} a round"
     )
     needed = default_num_neighbours(num_clients, settings.threshold)
     if failure > LARGEST_PRIVACY_FAILURE:
         stated += f" (num_neighbours = {chosen} is too few: {needed} would make that {LARGEST_PRIVACY_FAILURE:.1g})"
     return stated
+
+
+def _at_most(count: int) -> str:
+    return "none" if count < 1 else f"at most {count}"
+
+
+def _colluding(count: int) -> str:
+    if count < 1:
+        return "no participant colludes"
+    return f"at most {count} participant{' colludes' if count == 1 else 's collude'}"
 
 
 def float_mask_guarantee(scale: float) -> Guarantee:
