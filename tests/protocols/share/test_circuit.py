@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import tracemalloc
 
 import pytest
@@ -229,6 +230,21 @@ def test_a_client_survives_a_circuit_with_enormous_weights():
     text = json.dumps({"input_shape": [1, 1, 1], "largest_input": 1, "steps": [EXPENSIVE["a kernel of 2^46 weights"]]})
     with pytest.raises(MalformedMessageError):
         Group().clients[QUERIER].handle(SessionNotice(b"s" * 16, "anna", text))
+
+
+def dense(inputs, *widths):
+    steps = [{"kind": "dense", "sources": [i], "out_features": width} for i, width in enumerate(widths)]
+    return json.dumps({"input_shape": [inputs], "largest_input": 1, "steps": steps})
+
+
+def test_no_notice_makes_a_client_hold_more_than_a_gigabyte_of_masks():
+    """Masks of weights are made when a circuit is told, before any query is asked."""
+    for text in (dense(2**13, 2**13 + 1), dense(2**13, 2**12, 2**13, 2**12, 2**13)):
+        refused(text)
+    for text in (dense(2**13, 2**13 - 2), dense(2**13, 2**12, 2**13, 2**12)):
+        circuit = Circuit.from_json(text, "anna")
+        masks = sum(math.prod(s.weight_shape(circuit.values[s.sources[0]])) for s in circuit.linear_steps)
+        assert 8 * masks <= 2**30
 
 
 def test_comparison_sizes_are_those_of_a_walk():

@@ -380,3 +380,19 @@ def test_queries_far_beyond_the_range_are_refused_or_answered_rightly(group, mod
 def test_a_session_needs_an_answering_party(group):
     with pytest.raises(BilateralError):
         group.server.open_sessions(QUERIER, [])
+
+
+def test_circuits_for_other_samples_than_the_queries_are_refused_before_anything_is_made_for_them(group):
+    querier = group.clients[QUERIER]
+    querier.ask(QUERIES)
+    other = compile_model(fill(nn.Sequential(nn.Linear(7, 3)), 0), queries_like((7,), count=8))
+    with pytest.raises(MalformedMessageError, match=r"samples of shape \(7,\), but the queries have the shape \(6,\)"):
+        querier.handle(SessionNotice(ID, "anna", other.circuit.to_json()))
+    assert not querier._querying
+
+
+def test_queries_of_another_shape_than_an_open_session_takes_are_not_dealt_for(opened):
+    session_id, querier, _ = opened
+    querier.ask(queries_like((7,), count=2))
+    with pytest.raises(MalformedMessageError, match="samples of shape"):
+        querier.handle(BatchRequest(session_id, 0, 2))

@@ -14,8 +14,9 @@ Formal guarantee: the intervals of neighbouring values that this draws from cove
 every weight. So for values whose last bits say nothing, neither do those of the product; what is left of the weight is
 in the sizes of real numbers, as in any sum. (Next to powers of two, where the steps change, it is off: for one value in
 2^20.) That holds of the exact products: one that is rounded to the 53 bits of a float64 first is off by its own error,
-and neighbours lie unevenly, in a pattern that is again the weight's own. So what a product loses is added to the part that
-is rounded (`_lost`). A sum moves by at most `STEPS / 2` steps a client, 2^-22 of a value in float32 and 2^-51 in float64.
+and neighbours lie unevenly, in a pattern that is again the weight's own. So what a product loses is added to the part
+that is rounded (`_lost`). A sum moves by at most `STEPS / 2` steps a client, 2^-22 of a value in float32 and 2^-51 in
+float64.
 
 `u` is a secret function of the value's size alone, for an upload: equal values (two parallel layers, two classes whose
 gradients are opposite, a column that comes twice) get the same, and the same upload in another round too, since the
@@ -114,8 +115,8 @@ def _is_exact(scale: float, dtype: torch.dtype) -> bool:
 def _lost(values: FloatArray, scale: float, products: FloatArray) -> FloatArray:
     """values * scale - products, exactly: what was lost when the products were rounded (Dekker's product).
 
-    Values have 27 upper and 26 lower bits, the scale 26 and 15: no product of two parts, and no sum on the way, has more
-    than 53. Parts are cut from the bits, which cannot overflow as a multiplication would.
+    Values have 27 upper and 26 lower bits, the scale 26 and 15: no product of two parts, and no sum on the way, has
+    more than 53. Parts are cut from the bits, which cannot overflow as a multiplication would.
     """
     upper = (values.view(np.uint64) & _UPPER_BITS).view(np.float64)
     lower = values - upper

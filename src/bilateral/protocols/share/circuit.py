@@ -30,8 +30,9 @@ LARGEST_INPUT: Final = 1 << (VALUE_BITS - 2)
 MAX_FRACTION_BITS: Final = 30
 """More would leave too few bits for the factor that blinds a comparison."""
 _MAX_STEPS: Final = 4096
-_MAX_VALUES: Final = 1 << 28
-_MAX_TOTAL: Final = 1 << 30
+_MAX_VALUES: Final = 1 << 26
+_MAX_TOTAL: Final = 1 << 27
+"""Words of a layer, and of a whole circuit: whoever hears of one makes masks for all of it, half a gigabyte and one."""
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]

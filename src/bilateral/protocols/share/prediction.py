@@ -43,7 +43,7 @@ from bilateral.protocols.share.messages import (
     expect_tensor,
 )
 from bilateral.protocols.share.plaintext import FixedPointModel
-from bilateral.protocols.share.querying import QueryingSeeds, QueryingSession
+from bilateral.protocols.share.querying import QueryingSeeds, QueryingSession, check_takes
 from bilateral.protocols.share.streams import SessionTerms
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -153,6 +153,8 @@ class PredictionClient:
 
     def _open_querying(self, message: SessionNotice) -> Message:
         circuit = Circuit.from_json(message.circuit, message.answerer)
+        if self._queries is not None:
+            check_takes(circuit, self._queries, SERVER)
         self._claim(message.session_id, message.answerer)
         terms = SessionTerms(message.session_id, self.name, message.answerer, message.circuit, self._style.name)
         seeds = QueryingSeeds(

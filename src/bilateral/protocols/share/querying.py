@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
 from bilateral.protocols.share import ring, truncation
 from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit
 from bilateral.protocols.share.comparison import judge, left_range
@@ -53,6 +53,16 @@ class _QueryingBatch:
     """Its queries were sent: the mask that hides them hides nothing else."""
 
 
+def check_takes(circuit: Circuit, queries: Tensor, sender: str) -> None:
+    """A circuit for other samples than the own ones answers nothing: it is refused before anything is made for it."""
+    if circuit.input_shape != tuple(queries.shape[1:]):
+        raise MalformedMessageError(
+            f"{sender} sent a circuit for samples of shape {circuit.input_shape}, "
+            f"but the queries have the shape {tuple(queries.shape[1:])}.",
+            remedy="All clients of a federation need samples of one shape.",
+        )
+
+
 class QueryingSession:
     """One answering party's model, many batches of queries. `sender` is the server, for error messages."""
 
@@ -83,6 +93,7 @@ class QueryingSession:
             )
         if size < 1 or self._next_query + size > len(queries):
             raise ProtocolError(f"{self._sender} began a batch of {size}, but not so many queries are left to ask.")
+        check_takes(self.circuit, queries, self._sender)
         self._check_range(queries)
         own = Stream(self._seeds.with_answerer, "linear", index, size, self._device)
         servers = Stream(self._seeds.with_server, "linear", index, size, self._device)
