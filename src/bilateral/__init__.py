@@ -38,8 +38,8 @@ from bilateral.protocols.noise.accounting import noise_for, spent
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.version import __version__ as __version__
 
 __all__ = [

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from bilateral.audit.shared_views import SharedParties
-from bilateral.protocols.share.comparison import HARDENED
-from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.gates.comparison import HARDENED
 from bilateral.randomness import SeededRandomness
 
 NAMES = ("quentin", "anna", "bela")

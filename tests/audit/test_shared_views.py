@@ -16,11 +16,11 @@ from bilateral.audit.shared_views import (
     listening_view,
     querying_view,
 )
-from bilateral.protocols.share import ring
-from bilateral.protocols.share.circuit import FRACTION_BITS
-from bilateral.protocols.share.comparison import PUBLISHED
-from bilateral.protocols.share.messages import BlindedValues, MaskedModel, QueryShare
-from bilateral.protocols.share.plaintext import predict
+from bilateral.protocols.share.circuit.description import FRACTION_BITS
+from bilateral.protocols.share.circuit.plaintext import predict
+from bilateral.protocols.share.gates.comparison import PUBLISHED
+from bilateral.protocols.share.prediction.messages import BlindedValues, MaskedModel, QueryShare
+from bilateral.protocols.share.ring import arithmetic as ring
 
 
 @pytest.fixture(scope="module")

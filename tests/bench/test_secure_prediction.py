@@ -31,8 +31,9 @@ from bilateral.bench.three_parties import CLIENTS, BatchCost, PartyCost, PhaseCo
 from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
 from bilateral.errors import BilateralError, DeploymentError, PlanError
-from bilateral.protocols.share.conversation import SERVER
-from bilateral.protocols.share.messages import (
+from bilateral.protocols.share.circuit.plaintext import predict
+from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.share.prediction.messages import (
     FROM_ANSWERER,
     FROM_QUERIER,
     PHASES,
@@ -41,7 +42,6 @@ from bilateral.protocols.share.messages import (
     Acknowledged,
     SessionEnd,
 )
-from bilateral.protocols.share.plaintext import predict
 
 HANG = 120.0
 SHAPE = (3, 8, 8)

@@ -20,8 +20,8 @@ from bilateral.engine.remote.exchange import REPLY, read_answer
 from bilateral.engine.remote.hetero_messages import REPLY_OF
 from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.circuit import Circuit
-from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.wire import decode, encode
 
 SENDER = "mallory"

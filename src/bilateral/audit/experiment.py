@@ -19,8 +19,8 @@ from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.guarantee import guarantee as answers_guarantee
+from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 
 EffortName = Literal["smoke", "standard", "thorough"]

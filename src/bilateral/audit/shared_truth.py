@@ -14,9 +14,10 @@ from torch import Tensor
 from bilateral.audit.shared_views import Session, SharedRun
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share import ring
-from bilateral.protocols.share.circuit import FRACTION_BITS, Linear
-from bilateral.protocols.share.messages import (
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, Linear
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PlainArithmetic, predict
+from bilateral.protocols.share.circuit.walk import Walk
+from bilateral.protocols.share.prediction.messages import (
     AnswererTurn,
     BatchRequest,
     BlindedValues,
@@ -24,8 +25,7 @@ from bilateral.protocols.share.messages import (
     MaskedValue,
     QueryShare,
 )
-from bilateral.protocols.share.plaintext import FixedPointModel, PlainArithmetic, predict
-from bilateral.protocols.share.walk import Walk
+from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.randomness import Randomness
 
 

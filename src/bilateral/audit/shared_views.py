@@ -27,13 +27,13 @@ from bilateral.engine.secure_answers import agreed_keys
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.circuit import Circuit, MaxPool, Relu
-from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.conversation import SERVER, LocalTransport
-from bilateral.protocols.share.messages import BatchRequest, BlindedValues, Carries, SessionNotice
-from bilateral.protocols.share.plaintext import FixedPointModel
-from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
-from bilateral.protocols.share.streams import Purpose, SessionTerms, Stream
+from bilateral.protocols.share.circuit.description import Circuit, MaxPool, Relu
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.prediction.conversation import SERVER, LocalTransport
+from bilateral.protocols.share.prediction.messages import BatchRequest, BlindedValues, Carries, SessionNotice
+from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+from bilateral.protocols.share.ring.streams import Purpose, SessionTerms, Stream
 from bilateral.randomness import Randomness
 
 M = TypeVar("M", bound=Message)

@@ -25,10 +25,11 @@ from bilateral.models.zoo import build_model
 from bilateral.protocols.mask.keys import Identity, KeyRing
 from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.comparison import STYLES
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.conversation import SERVER
-from bilateral.protocols.share.messages import (
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.share.prediction.messages import (
     FROM_ANSWERER,
     FROM_QUERIER,
     PHASES,
@@ -36,8 +37,7 @@ from bilateral.protocols.share.messages import (
     TO_QUERIER,
     phase_of,
 )
-from bilateral.protocols.share.plaintext import FixedPointModel
-from bilateral.protocols.share.prediction import PredictionClient
+from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.randomness import SecureRandomness, SeededRandomness
 
 QUERYING: Final = "querying"

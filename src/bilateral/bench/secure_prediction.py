@@ -30,9 +30,9 @@ from typing import Any, Final
 from bilateral.bench.prediction_party import Network, images
 from bilateral.bench.three_parties import PARTIES, BatchCost, PartyCost, ThreeParties, three_parties
 from bilateral.errors import PlanError
-from bilateral.protocols.share.comparison import HARDENED, STYLES
-from bilateral.protocols.share.messages import Phase
-from bilateral.protocols.share.plaintext import FixedPointModel, predict_in_batches
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel, predict_in_batches
+from bilateral.protocols.share.gates.comparison import HARDENED, STYLES
+from bilateral.protocols.share.prediction.messages import Phase
 
 INPUT_SHAPE: Final = (3, 32, 32)
 NUM_OUTPUTS: Final = 10

@@ -37,10 +37,10 @@ from bilateral.errors import DeploymentError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.comparison import STYLES
-from bilateral.protocols.share.conversation import SERVER, Traffic
-from bilateral.protocols.share.messages import PHASES, Phase, phase_of
-from bilateral.protocols.share.prediction import PredictionServer
+from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.protocols.share.prediction.conversation import SERVER, Traffic
+from bilateral.protocols.share.prediction.messages import PHASES, Phase, phase_of
+from bilateral.protocols.share.prediction.parties import PredictionServer
 from bilateral.randomness import SecureRandomness
 
 CLIENTS: Final = (QUERYING, ANSWERING)

@@ -23,7 +23,7 @@ from bilateral.learning.hetero.answers import Answers, PlainAnswers
 from bilateral.learning.hetero.client import HeteroClient
 from bilateral.models.zoo import build_model
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.share.guarantee import guarantee
+from bilateral.protocols.share.prediction.guarantee import guarantee
 from bilateral.randomness import SeededRandomness
 
 MIN_SAMPLES = 8

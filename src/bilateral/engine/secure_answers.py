@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from bilateral.errors import PlanError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
-from bilateral.protocols.share.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.conversation import SERVER, LocalTransport, Traffic
-from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.prediction.conversation import SERVER, LocalTransport, Traffic
+from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.randomness import Randomness
 
 MIN_ANSWERERS = 2

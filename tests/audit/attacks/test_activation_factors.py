@@ -7,8 +7,8 @@ from tests.audit.shared_samples import asked
 
 from bilateral.audit.attacks.activation_factors import dotted_queries, first_layer, read_exactly
 from bilateral.audit.shared_views import blinded_numbers, querying_view
-from bilateral.protocols.share.circuit import FRACTION_BITS
-from bilateral.protocols.share.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.circuit.description import FRACTION_BITS
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
 
 
 def test_two_views_of_a_number_under_odd_factors_give_it_away():

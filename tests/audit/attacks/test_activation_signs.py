@@ -9,7 +9,7 @@ from tests.audit.shared_samples import asked, some_queries
 from bilateral.audit.attacks.activation_signs import read_by_vote, read_once
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.shared_views import blinded_numbers, querying_view
-from bilateral.protocols.share.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
 
 
 def readings(style, repeats=5):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bilateral.audit.attacks.activation_sizes import LOG_SIZES, read_adaptively, read_naively
-from bilateral.protocols.share.comparison import HARDENED, PUBLISHED, Blinding
-from bilateral.protocols.share.streams import Stream
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED, Blinding
+from bilateral.protocols.share.ring.streams import Stream
 
 BITS = 20
 

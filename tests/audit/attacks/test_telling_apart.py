@@ -9,7 +9,7 @@ from tests.audit.shared_samples import NAMES, small_network, some_queries
 from bilateral.audit.attacks.telling_apart import describe, guess_worlds
 from bilateral.audit.shared_truth import without_masks
 from bilateral.audit.shared_views import SharedParties, answering_view, helping_view
-from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.randomness import SeededRandomness
 
 

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from bilateral.audit.experiments.shared_blinding import _blinded
-from bilateral.protocols.share.comparison import HARDENED, Blinding, factor_bits
+from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
 from bilateral.randomness import SeededRandomness
 
 BITS = 20

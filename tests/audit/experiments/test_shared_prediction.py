@@ -12,7 +12,7 @@ from bilateral.audit.experiments.shared_setting import prepare
 from bilateral.audit.experiments.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.protocols.share.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
 from bilateral.randomness import SeededRandomness
 
 PLAN = HeteroPlan().with_settings(

@@ -16,10 +16,11 @@ from bilateral.audit.experiments.shared_setting import prepare
 from bilateral.audit.experiments.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge
 from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.protocols.share import comparison, prediction
-from bilateral.protocols.share.comparison import HARDENED, Blinding, factor_bits
-from bilateral.protocols.share.shuffling import random_orders
-from bilateral.protocols.share.streams import SessionTerms, Stream
+from bilateral.protocols.share.gates import comparison
+from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
+from bilateral.protocols.share.gates.shuffling import random_orders
+from bilateral.protocols.share.prediction import parties as prediction
+from bilateral.protocols.share.ring.streams import SessionTerms, Stream
 from bilateral.randomness import SeededRandomness
 
 SERVER, ANSWERER = "shared prediction, server", "shared prediction, answering party"

@@ -15,7 +15,7 @@ from bilateral.engine.remote.hetero_conductor import HeteroConductor
 from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
 from bilateral.engine.remote.hetero_messages import REPLY_OF
 from bilateral.engine.remote.hetero_record import PublicFacts
-from bilateral.protocols.share.conversation import SERVER
+from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.wire import decode
 
 PLAN = HeteroPlan().with_settings({

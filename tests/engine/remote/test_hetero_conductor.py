@@ -21,8 +21,8 @@ from bilateral.engine.remote.exchange import REPLY
 from bilateral.engine.remote.hetero_conductor import HeteroConductor
 from bilateral.engine.remote.hetero_messages import REPLY_OF, Done, HeteroCard, Measured, QueriesReady
 from bilateral.errors import CheckpointError, PlanError, ProtocolError, SitesMissingError
-from bilateral.protocols.share import ring
-from bilateral.protocols.share.compiler import compile_model
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.wire import decode, encode
 
 SHORT = PLAN.with_settings({"iterations": 1})

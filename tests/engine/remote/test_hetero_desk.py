@@ -26,8 +26,8 @@ from bilateral.engine.remote.hetero_state import SiteState, SiteStore
 from bilateral.engine.secure_answers import agreed_keys
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.mask.keys import KeyDirectory
-from bilateral.protocols.share.conversation import SERVER
-from bilateral.protocols.share.messages import SessionNotice, SessionRequest, SummedLogits
+from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.share.prediction.messages import SessionNotice, SessionRequest, SummedLogits
 from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SeededRandomness
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from bilateral.protocols import wire
 from bilateral.protocols.mask.keys import Identity, KeyDirectory, KeyRing
-from bilateral.protocols.share.comparison import HARDENED, Blinding, judge
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
-from bilateral.protocols.share.plaintext import predict
-from bilateral.protocols.share.prediction import PredictionClient, PredictionServer
-from bilateral.protocols.share.streams import SessionTerms, Stream
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.circuit.plaintext import predict
+from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, judge
+from bilateral.protocols.share.prediction.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
+from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+from bilateral.protocols.share.ring.streams import SessionTerms, Stream
 from bilateral.randomness import SeededRandomness
 
 RUN = b"run 5"

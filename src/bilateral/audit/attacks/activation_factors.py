@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.circuit import FRACTION_BITS, VALUE_BITS
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, VALUE_BITS
 
 _LARGEST = 1 << (VALUE_BITS + FRACTION_BITS + 1)
 """Compared numbers are bounded, so a divisor beyond this has a part of a factor in it."""

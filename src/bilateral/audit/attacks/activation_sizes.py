@@ -18,8 +18,8 @@ from functools import cache
 import numpy as np
 from torch import Tensor
 
-from bilateral.protocols.share.comparison import STYLES, Blinding, ComparisonStyle, factor_bits
-from bilateral.protocols.share.streams import SEED_BYTES, Stream
+from bilateral.protocols.share.gates.comparison import STYLES, Blinding, ComparisonStyle, factor_bits
+from bilateral.protocols.share.ring.streams import SEED_BYTES, Stream
 
 BINS_AN_OCTAVE = 4
 LOG_SIZES = np.arange(0, 44 * BINS_AN_OCTAVE) / BINS_AN_OCTAVE

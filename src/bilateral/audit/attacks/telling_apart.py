@@ -21,8 +21,8 @@ from torch import Tensor
 from bilateral.audit.attacks.view_figures import Part, mean_figures, weakness_figures
 from bilateral.audit.shared_views import Session, SharedView, blinded_numbers, comparison_bits
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.comparison import Blinding, odd_inverse
-from bilateral.protocols.share.messages import BlindedValues, MaskedValue, SummedLogits
+from bilateral.protocols.share.gates.comparison import Blinding, odd_inverse
+from bilateral.protocols.share.prediction.messages import BlindedValues, MaskedValue, SummedLogits
 
 _REGULARISATION = 0.1
 _NUM_KEPT = 20

@@ -21,7 +21,7 @@ from bilateral.audit.shared_views import (
 )
 from bilateral.learning.hetero.answers import PlainAnswers
 from bilateral.learning.hetero.fitting import predict
-from bilateral.protocols.share.circuit import Circuit
+from bilateral.protocols.share.circuit.description import Circuit
 
 COPIED = Metric("agreement with the answering networks' sum", "high", is_rate=True)
 LAYERS = Metric("layers of others' networks read", "high", is_rate=True)

@@ -18,8 +18,8 @@ from bilateral.audit.experiments.shared_setting import Seen
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_views import comparison_bits
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share.comparison import FACTOR_OCTAVES, factor_bits
-from bilateral.protocols.share.plaintext import FixedPointModel
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import FACTOR_OCTAVES, factor_bits
 from bilateral.randomness import Randomness
 
 ACTIVE = Metric("error of a layer's share of active neurons", "low")
@@ -79,7 +79,7 @@ def made_views(
 
 
 def _blinded(numbers: Tensor, fraction_bits: int, randomness: Randomness, *, spoilt: bool) -> Tensor:
-    """s (k t + e), from the words of `share/comparison` and not from its code; the order stays: no figure needs it.
+    """s (k t + e), from the words of `gates/comparison` and not from its code; the order stays: no figure needs it.
 
     k is odd, its logarithm the sum of three uniform numbers over the top octaves; 0 < e < k; s is a coin.
     """

@@ -12,8 +12,8 @@ from bilateral.audit.attacks.activation_factors import dotted_queries, first_lay
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiments.shared_setting import Progress, SharedSetting, ask_again, random_like
 from bilateral.audit.scores import Metric, Scores
-from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit, Dense, Relu, Reshape
-from bilateral.protocols.share.comparison import PUBLISHED
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Dense, Relu, Reshape
+from bilateral.protocols.share.gates.comparison import PUBLISHED
 
 NEURON_ERROR = Metric("relative error of a first-layer neuron", "low")
 _WORST = 1.0

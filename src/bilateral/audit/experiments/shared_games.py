@@ -42,8 +42,8 @@ from bilateral.audit.shared_views import (
     querying_view,
 )
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share.comparison import HARDENED
-from bilateral.protocols.share.plaintext import FixedPointModel
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import HARDENED
 from bilateral.randomness import Randomness
 
 NEGATED = Metric("queries told from their negatives", "high", is_rate=True)

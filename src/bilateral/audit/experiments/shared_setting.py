@@ -19,9 +19,9 @@ from bilateral.audit.shared_views import SharedParties, blinded_numbers, queryin
 from bilateral.data import Split
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import answerers_of, deal, make_client
-from bilateral.protocols.share.comparison import ComparisonStyle
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.plaintext import FixedPointModel
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import ComparisonStyle
 from bilateral.randomness import Randomness
 
 Progress = Callable[[float, str], None]

@@ -21,7 +21,7 @@ from bilateral.audit.experiments.shared_setting import Progress, Seen, SharedSet
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
 from bilateral.randomness import Randomness
 
 SIGNS = Metric("signs read in place, balanced", "high")

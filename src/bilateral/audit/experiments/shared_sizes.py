@@ -25,8 +25,8 @@ from bilateral.audit.experiments.shared_setting import Progress, Seen, SharedSet
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.shared_views import comparison_bits
-from bilateral.protocols.share.comparison import PUBLISHED, ComparisonStyle
-from bilateral.protocols.share.plaintext import FixedPointModel
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import PUBLISHED, ComparisonStyle
 
 MEAN_SIZE = Metric("error of a layer's mean size, octaves", "low", digits=2)
 DISTRIBUTION = Metric("distance of a layer's sizes, octaves", "low", digits=2)

@@ -15,7 +15,7 @@ from bilateral.audit.attacks.answer_sureness import SeenAnswer, guess_sureness, 
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiments.shared_setting import Progress, Seen, SharedSetting, ask_again
 from bilateral.audit.scores import Metric, Scores
-from bilateral.protocols.share.plaintext import predict_in_batches
+from bilateral.protocols.share.circuit.plaintext import predict_in_batches
 
 RANK_ERROR = Metric("error of an answer's rank in sureness", "low")
 

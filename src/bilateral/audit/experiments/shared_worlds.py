@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.shared_truth import compared_numbers
-from bilateral.protocols.share import ring
-from bilateral.protocols.share.circuit import FRACTION_BITS, Circuit
-from bilateral.protocols.share.plaintext import FixedPointModel, PrivateLayer
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PrivateLayer
+from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.randomness import Randomness
 
 _QUERIES: Final = (2, 1)

@@ -43,8 +43,8 @@ from bilateral.errors import BilateralError, CheckpointError, PlanError, Protoco
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.conversation import SERVER, Traffic
-from bilateral.protocols.share.prediction import PredictionServer
+from bilateral.protocols.share.prediction.conversation import SERVER, Traffic
+from bilateral.protocols.share.prediction.parties import PredictionServer
 
 _M = TypeVar("_M", bound=Message)
 

@@ -42,10 +42,10 @@ from bilateral.learning.hetero.client import AnsweredQueries, HeteroClient
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.compiler import compile_model
-from bilateral.protocols.share.conversation import SERVER
-from bilateral.protocols.share.messages import SessionNotice, SessionRequest, SummedLogits
-from bilateral.protocols.share.prediction import PredictionClient
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.share.prediction.messages import SessionNotice, SessionRequest, SummedLogits
+from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.wire import decode, encode
 
 log = logging.getLogger("bilateral.site")

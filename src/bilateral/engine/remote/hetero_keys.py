@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyRing
-from bilateral.protocols.share.conversation import SERVER
+from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.randomness import Randomness, SeededRandomness
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.messages import (
+from bilateral.protocols.share.prediction.messages import (
     Acknowledged,
     AnswererTurn,
     BatchRequest,

@@ -1,0 +1,1 @@
+"""Secret-shared prediction (P4): three parties, their messages, and what it guarantees."""

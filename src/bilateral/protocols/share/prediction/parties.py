@@ -1,0 +1,301 @@
+"""Secret-shared prediction, whole: the two clients' and the server's objects.
+
+`PredictionClient` is a client in both of its roles, and answers the server's messages one by one. `PredictionServer`
+drives: it opens sessions, prepares batches and sums the logits of several answering parties, over any
+`Transport`.
+
+Guarantee, against parties that are curious, follow the protocol and do not collude (docs/leakage-ledger.md, line 5,
+has what is left): the server learns sizes and circuits; an answering party learns that it was asked, and how often;
+the querying party learns the circuits, blinded sizes of compared numbers in random order, and the *sum* of the
+logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from bilateral.arguments import checked
+from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
+from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.messages import Message
+from bilateral.protocols.share.circuit.description import VALUE_BITS, Circuit
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel
+from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.prediction.answering import AnsweringSeeds, AnsweringSession
+from bilateral.protocols.share.prediction.conversation import SERVER, Traffic, Transport, run_together
+from bilateral.protocols.share.prediction.helping import HelpingBatch, HelpingSecrets, HelpingSession, Program, Request
+from bilateral.protocols.share.prediction.messages import (
+    Acknowledged,
+    BatchRequest,
+    BlindedValues,
+    Carries,
+    MaskedValue,
+    QueryRequest,
+    SessionEnd,
+    SessionNotice,
+    SessionRequest,
+    SummedLogits,
+    expect_count,
+    expect_tensor,
+)
+from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
+from bilateral.protocols.share.ring import arithmetic as ring
+from bilateral.protocols.share.ring.streams import SessionTerms
+from bilateral.randomness import Randomness, SecureRandomness
+
+SESSION_ID_BYTES: Final = 16
+_VALUES_OF_A_BATCH: Final = 1 << 17
+_VALUES_AT_ONCE: Final = 1 << 25
+"""Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
+_S = TypeVar("_S")
+
+
+class PredictionClient:
+    """A client in both roles: it answers with its own network, and asks with its own queries.
+
+    `keys` has accepted a roster with the server in it.
+    """
+
+    @checked
+    def __init__(self, keys: KeyRing, style: ComparisonStyle = HARDENED, device: torch.device | None = None) -> None:
+        self.name = keys.name
+        keys.claim("secret-shared prediction")
+        self._keys, self._style, self._device = keys, style, device
+        self._model: FixedPointModel | None = None
+        self._queries: Tensor | None = None
+        self._answers: dict[int, Tensor] = {}
+        self._left_range: dict[int, Tensor] = {}
+        self._seen: set[bytes] = set()
+        self._answering: dict[bytes, AnsweringSession] = {}
+        self._querying: dict[bytes, QueryingSession] = {}
+
+    def offer(self, model: FixedPointModel) -> None:
+        """Answer with this network from now on. Open sessions end: masks of weights are for one model."""
+        self._model = model.to(self._device)
+        self._answering.clear()
+
+    def ask(self, queries: Tensor) -> None:
+        """The queries (floats, batch first) to be asked next."""
+        self._queries = queries
+        self._answers.clear()
+        self._left_range.clear()
+        for session in self._querying.values():
+            session.restart()
+
+    def take_answers(self) -> Tensor:
+        """The sums of the logits (float64) for all queries that were asked.
+
+        `NumericalRangeError` if numbers in a network left the range in which comparisons are right, as far as this
+        party sees it (`comparison.left_range`); `out_of_range` says for which queries.
+        """
+        answered = sum(len(part) for part in self._answers.values())
+        if self._queries is None or answered != len(self._queries):
+            raise ProtocolError(f"{self.name} has answers to {answered} of its queries.")
+        left = self.out_of_range()
+        if len(left):
+            raise NumericalRangeError(
+                f"{self.name}: {len(left)} of {answered} queries took numbers of an answering network to "
+                f"{2**VALUE_BITS} or beyond, where comparisons are not right (the first is query {int(left[0])}).",
+                remedy="Leave these queries out (`out_of_range`), or bring them nearer to the network's own data.",
+            )
+        self._queries = None
+        return torch.cat([self._answers.pop(start) for start in sorted(self._answers)])
+
+    def out_of_range(self) -> Tensor:
+        """Indices of those queries whose answers are known to be worthless. Nobody else is told."""
+        parts = [self._left_range[start] for start in sorted(self._left_range)]
+        return torch.cat(parts).nonzero().reshape(-1) if parts else torch.zeros(0, dtype=torch.int64)
+
+    def handle(self, message: Message) -> Message:
+        """The reply to a message of the server."""
+        reply: Message
+        match message:
+            case SessionRequest():
+                reply = self._open_answering(message)
+            case SessionNotice():
+                reply = self._open_querying(message)
+            case Carries():
+                reply = _of(self._answering, message.session_id).begin(message)
+            case MaskedValue():
+                reply = _of(self._answering, message.session_id).proceed(message)
+            case BatchRequest():
+                reply = _of(self._querying, message.session_id).deal(message, self._asked())
+            case QueryRequest():
+                reply = _of(self._querying, message.session_id).share_queries(message, self._asked())
+            case BlindedValues():
+                reply = _of(self._querying, message.session_id).judge(message)
+            case SummedLogits():
+                reply = self._receive(message)
+            case SessionEnd():
+                reply = self._close(message)
+            case _:
+                raise MalformedMessageError(f"{SERVER} sent {type(message).__name__}, which is not for clients.")
+        return reply
+
+    def _open_answering(self, message: SessionRequest) -> Message:
+        if self._model is None:
+            raise ProtocolError(f"{self.name} has no network to answer with.", remedy="Train before others ask.")
+        self._claim(message.session_id, message.querier)
+        circuit = self._model.circuit.to_json()
+        terms = SessionTerms(message.session_id, message.querier, self.name, circuit, self._style.name)
+        seeds = AnsweringSeeds(
+            message.session_id,
+            terms.seed(self._keys.pair_secret(message.querier)),
+            terms.seed(self._keys.pair_secret(SERVER)),
+        )
+        session = AnsweringSession(seeds, self._model, self._style, SERVER, self._device)
+        self._answering[message.session_id] = session
+        return session.masked_model()
+
+    def _open_querying(self, message: SessionNotice) -> Message:
+        circuit = Circuit.from_json(message.circuit, message.answerer)
+        if self._queries is not None:
+            check_takes(circuit, self._queries, SERVER)
+        self._claim(message.session_id, message.answerer)
+        terms = SessionTerms(message.session_id, self.name, message.answerer, message.circuit, self._style.name)
+        seeds = QueryingSeeds(
+            message.session_id,
+            terms.seed(self._keys.pair_secret(message.answerer)),
+            terms.seed(self._keys.pair_secret(SERVER)),
+        )
+        self._querying[message.session_id] = QueryingSession(seeds, circuit, SERVER, self._device)
+        return Acknowledged(message.session_id)
+
+    def _claim(self, session_id: bytes, other: str) -> None:
+        """A second session of the same name would use the same masks, and the server would know its own."""
+        if other == SERVER:
+            raise ProtocolError(f"{SERVER} opened a session with itself as the other client.")
+        if len(session_id) != SESSION_ID_BYTES or session_id in self._seen:
+            raise ProtocolError(f"{SERVER} opened a session whose name is not a new one.")
+        self._seen.add(session_id)
+
+    def _asked(self) -> Tensor:
+        if self._queries is None:
+            raise ProtocolError(f"{SERVER} began a batch, but {self.name} asked nothing.")
+        return self._queries
+
+    def _receive(self, message: SummedLogits) -> Message:
+        sessions = [_of(self._querying, session_id) for session_id in message.session_ids]
+        expect_count(SERVER, "batch_indices", len(message.batch_indices), len(sessions))
+        if message.fraction_bits != max((s.circuit.output.fraction_bits for s in sessions), default=-1):
+            raise MalformedMessageError(f"{SERVER} sent logits of no session, or with other fraction bits than theirs.")
+        total, covered = message.logits.to(self._device), set()
+        left: list[Tensor] = []
+        for session, batch_index in zip(sessions, message.batch_indices, strict=True):
+            queries, mask, left_range = session.finish(batch_index)
+            left.append(left_range)
+            covered.add((queries.start, queries.stop))
+            expect_tensor(SERVER, "logits", message.logits, tuple(mask.shape), torch.int64)
+            total = total - (mask << (message.fraction_bits - session.circuit.output.fraction_bits))
+        if len(covered) != 1:
+            raise MalformedMessageError(f"{SERVER} summed the answers to different queries.")
+        divisor = sessions[0].circuit.output.divisor
+        start = covered.pop()[0]
+        self._left_range[start] = torch.stack(left).any(0)
+        self._answers[start] = ring.decode(total.cpu(), message.fraction_bits) / divisor
+        return Acknowledged(message.session_ids[0])
+
+    def _close(self, message: SessionEnd) -> Message:
+        """Forget a session; its name stays taken."""
+        if self._answering.pop(message.session_id, None) is None:
+            _of(self._querying, message.session_id)
+            del self._querying[message.session_id]
+        return Acknowledged(message.session_id)
+
+
+def _of(sessions: dict[bytes, _S], session_id: bytes) -> _S:
+    if session_id not in sessions:
+        raise ProtocolError(f"{SERVER} spoke of a session that is not open.", remedy="Open it first.")
+    return sessions[session_id]
+
+
+class PredictionServer:
+    """Helps one querying party at a time; many answering parties side by side."""
+
+    @checked
+    def __init__(
+        self,
+        keys: KeyRing,
+        transport: Transport,
+        *,
+        style: ComparisonStyle = HARDENED,
+        randomness: Randomness | None = None,
+        device: torch.device | None = None,
+        on_answered: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`on_answered` is told how many queries were answered, part by part: secret sharing takes its time."""
+        self.traffic = Traffic()
+        self._on_answered = on_answered
+        self._keys, self._transport, self._style, self._device = keys, transport, style, device
+        self._randomness = randomness or SecureRandomness()
+        self._num_sessions = 0
+
+    def open_sessions(self, querier: str, answerers: Sequence[str]) -> list[HelpingSession]:
+        """A session with each answering party: masked weights are sent once, and serve many batches."""
+        sessions = [self._session(querier, answerer) for answerer in answerers]
+        circuits = run_together([session.open() for session in sessions], self._transport, self.traffic)
+        outputs = {(circuit.output.shape, circuit.output.divisor) for circuit in circuits}
+        if len(outputs) != 1:
+            raise ProtocolError(
+                f"The networks that answer {querier} have outputs of different shapes or divisors: {sorted(outputs)}.",
+                remedy="All must end in a layer with one output a class.",
+            )
+        return sessions
+
+    def _session(self, querier: str, answerer: str) -> HelpingSession:
+        self._num_sessions += 1
+        session_id = self._randomness.child("session", self._num_sessions).random_bytes(SESSION_ID_BYTES)
+        secrets = HelpingSecrets(self._keys.pair_secret(querier), self._keys.pair_secret(answerer))
+        return HelpingSession(secrets, session_id, querier, answerer, self._style, self._device)
+
+    def predict(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
+        """The querying party's next queries: it gets the sum of all answering parties' logits for each of them."""
+        size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
+        for count in _parts(num_queries, max(1, _VALUES_AT_ONCE // size)):
+            self.answer(self.prepare(sessions, count))
+            self._on_answered(count)
+
+    def close(self, sessions: Sequence[HelpingSession]) -> None:
+        """Let both clients forget these sessions."""
+        run_together([session.close() for session in sessions], self._transport, self.traffic)
+
+    def prepare(self, sessions: Sequence[HelpingSession], num_queries: int) -> list[list[HelpingBatch]]:
+        """Offline, for so many queries: batches, each with a part for every session."""
+        sizes = _parts(num_queries, batch_size([session.circuit for session in sessions]))
+        programs = [session.prepare(size) for size in sizes for session in sessions]
+        prepared = run_together(programs, self._transport, self.traffic)
+        return [prepared[start : start + len(sessions)] for start in range(0, len(prepared), len(sessions))]
+
+    def answer(self, batches: Sequence[Sequence[HelpingBatch]]) -> None:
+        """Online: answer the prepared batches, and tell the querying party the sums."""
+        shares = iter(
+            run_together([part.answer() for batch in batches for part in batch], self._transport, self.traffic)
+        )
+        sums = [_deliver(batch, [next(shares) for _ in batch]) for batch in batches]
+        run_together(sums, self._transport, self.traffic)
+
+
+def _deliver(batch: Sequence[HelpingBatch], shares: Sequence[Tensor]) -> Program[None]:
+    sessions = [part.session for part in batch]
+    finest = max(session.circuit.output.fraction_bits for session in sessions)
+    total = torch.zeros_like(shares[0])
+    for share, session in zip(shares, sessions, strict=True):
+        total += share << (finest - session.circuit.output.fraction_bits)
+    names, indices = tuple(session.session_id for session in sessions), tuple(part.index for part in batch)
+    yield Request(sessions[0].querier, SummedLogits(names, indices, finest, total.cpu()))
+
+
+def batch_size(circuits: Sequence[Circuit]) -> int:
+    """Samples that are computed together: so few that a layer stays in the cache and parties work side by side."""
+    largest = max(value.size for circuit in circuits for value in circuit.values)
+    return max(1, _VALUES_OF_A_BATCH // largest)
+
+
+def _parts(total: int, at_most: int) -> list[int]:
+    """`total` in as few parts as possible, of nearly equal size."""
+    count = -(-total // at_most)
+    return [total * (i + 1) // count - total * i // count for i in range(count)]

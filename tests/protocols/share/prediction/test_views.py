@@ -1,0 +1,288 @@
+"""Each party's view is what the proof allows: uniform, unchanged by others' secrets, and a simulator makes the same."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from tests.protocols.share.harness import QUERIER, Group, fill, queries_like, session_seed
+from tests.protocols.share.prediction.views import (
+    simulated_answerer,
+    simulated_querier,
+    simulated_server,
+    structure,
+    view_of_client,
+    view_of_server,
+)
+from tests.protocols.share.statistics import assert_same_distribution, assert_uniform, assert_uniform_bits
+from torch import Tensor, nn
+
+from bilateral.protocols.share.circuit.compiler import compile_model
+from bilateral.protocols.share.circuit.description import Circuit
+from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.prediction.messages import (
+    AnswererTurn,
+    BlindedValues,
+    MaskedModel,
+    SessionNotice,
+    SummedLogits,
+)
+from bilateral.protocols.share.ring.streams import Stream
+
+SHAPE, BATCH = (4, 8, 8), 16
+
+
+def network(seed=0, size=0.3):
+    return fill(
+        nn.Sequential(
+            nn.Conv2d(4, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),
+            nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 64),
+        ),
+        seed,
+        size,
+    )  # fmt: skip
+
+
+def with_weights(model, change):
+    """The same circuit with other parameters, which need not be sensible."""
+    layers = tuple(PrivateLayer(change(layer.weight), change(layer.bias)) for layer in model.layers)
+    return FixedPointModel(model.circuit, layers)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return compile_model(network(), queries_like(SHAPE, count=BATCH))
+
+
+def secrets(model):
+    """Runs with other queries and weights: usual, all zero, as large as can be."""
+    usual = queries_like(SHAPE, count=BATCH)
+    zero, huge = torch.zeros_like(usual), torch.full_like(usual, 2.0 * model.circuit.largest_input)
+    no_weights = with_weights(model, torch.zeros_like)
+    large = with_weights(model, lambda x: torch.full_like(x, 2**10))
+    return {
+        "usual": (usual, model),
+        "zero queries": (zero, model),
+        "huge queries": (huge, large),
+        "zero weights": (usual, no_weights),
+        "large weights": (usual, large),
+    }
+
+
+NAMES = ("usual", "zero queries", "huge queries", "zero weights", "large weights")
+
+
+@pytest.fixture(scope="module")
+def runs(model):
+    """All parties have other keys in each run, so that the views are independent samples."""
+    groups = {}
+    for seed, (name, (queries, answered)) in enumerate(secrets(model).items()):
+        groups[name] = Group(seed=100 + seed)
+        groups[name].predict(queries, answered)
+    return groups
+
+
+def large_parts(view):
+    """Parts with enough in them for a statistical test, by name."""
+    found = {}
+    for name, part in view:
+        data = part.contiguous().reshape(-1).view(torch.uint8) if isinstance(part, Tensor) else None
+        if data is None or data.numel() >= 4096:
+            found.setdefault(name, []).append(part)
+    return found
+
+
+def assert_all_uniform(view):
+    for name, parts in large_parts(view).items():
+        for part in parts:
+            try:
+                assert_uniform(part) if isinstance(part, Tensor) else assert_uniform_bits(part)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_the_server_receives_is_uniform(runs, name):
+    """Masked weights, products and carries, the query's share, blinded numbers, judged shares, bits, the output."""
+    view = view_of_server(runs[name])
+    assert {part for part, _ in view} == {
+        "MaskedModel.weights", "Correlations.products", "Correlations.carries", "QueryShare.share",
+        "AnswererTurn.bits", "AnswererTurn.blinded", "AnswererTurn.output",
+        "SelectedValues.products", "SelectedValues.bits",
+    }  # fmt: skip
+    assert len(large_parts(view)) == 9
+    assert_all_uniform(view)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_that_an_answering_party_receives_is_uniform(runs, name):
+    view = view_of_client(runs[name], "anna")
+    assert {part for part, _ in view} == {"Carries.bits", "MaskedValue.value"}
+    assert_all_uniform(view)
+
+
+def test_what_the_server_sends_on_to_the_querying_party_is_uniform_to_itself(runs):
+    """Under the mask that the two clients share, even blinded numbers and logits are uniform to the server."""
+    for name in NAMES:
+        view = view_of_client(runs[name], QUERIER)
+        assert {part for part, _ in view} == {"BlindedValues.values", "SummedLogits.logits"}
+        assert_all_uniform(view)
+
+
+def test_bits_of_two_truncations_and_two_runs_are_independent(runs):
+    """delta and epsilon are one-time pads: agreement of any two of the same length is a fair coin."""
+    found = [part for group in runs.values() for name, part in view_of_server(group) if name == "AnswererTurn.bits"]
+    found += [part for group in runs.values() for name, part in view_of_client(group, "anna") if name == "Carries.bits"]
+    by_length = {}
+    for bits in found:
+        by_length.setdefault(len(bits), []).append(bits)
+    for strings in by_length.values():
+        for first, second in itertools.pairwise(strings):
+            assert_uniform_bits(bytes(a ^ b for a, b in zip(first, second, strict=True)))
+
+
+def test_the_output_of_an_answering_party_is_masked_anew_in_every_batch(model):
+    group, queries = Group(seed=3), queries_like(SHAPE, count=BATCH)
+    sessions = group.open(model)
+    for _ in range(2):
+        group.predict(queries, sessions=sessions)
+    first, second = (turn.output for turn in group.replied("anna", AnswererTurn) if turn.output.numel())
+    assert_uniform(first - second)
+
+
+def test_masked_weights_of_two_sessions_say_nothing_together(model):
+    group = Group(seed=4)
+    for _ in range(2):
+        group.open(model)
+    first, second = group.replied("anna", MaskedModel)
+    for a, b in zip(first.weights, second.weights, strict=True):
+        if a.numel() >= 512:
+            assert_uniform(a - b)
+
+
+def test_a_simulator_makes_the_servers_view_from_circuit_and_sizes(model, runs):
+    simulated = simulated_server(model.circuit, BATCH, seed=1)
+    assert_all_uniform(simulated)
+    for name in NAMES:
+        real = view_of_server(runs[name])
+        assert structure(real) == structure(simulated)
+        for (_, a), (_, b) in zip(real, simulated, strict=True):
+            if isinstance(a, Tensor) and a.numel() >= 512:
+                assert_same_distribution(a, b)
+
+
+def test_a_simulator_makes_an_answering_partys_view_from_its_circuit_and_sizes(model, runs):
+    simulated = simulated_answerer(model.circuit, BATCH, seed=2)
+    for name in NAMES:
+        real = view_of_client(runs[name], "anna")
+        assert structure(real) == structure(simulated)
+        for (_, a), (_, b) in zip(real, simulated, strict=True):
+            if isinstance(a, Tensor):
+                assert_same_distribution(a, b)
+
+
+class Noting(PlainArithmetic):
+    """Plaintext arithmetic that keeps the numbers it compares."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.compared = []
+
+    def positive_part(self, x, fraction_bits):
+        self.compared.append(x.reshape(len(x), -1))
+        return super().positive_part(x, fraction_bits)
+
+
+def unmasked(group, style=HARDENED):
+    """Blinded numbers as the querying party sees them: it knows the mask."""
+    first = group.received(QUERIER, BlindedValues)[0]
+    circuit = Circuit.from_json(group.received(QUERIER, SessionNotice)[0].circuit, "anna")
+    seed = session_seed(group.rings[QUERIER].pair_secret("anna"), first.session_id, QUERIER, "anna", circuit, style)
+    stream = Stream(seed, "comparison", 0, len(first.values))
+    views, masks = [], []
+    for message in group.received(QUERIER, BlindedValues):
+        mask = stream.words(*message.values.shape)
+        stream.words(*mask.shape), stream.words(*mask.shape)  # for its shares of the judgement
+        views.append(message.values - mask)
+        masks.append(mask)
+    return views, masks
+
+
+def compared_numbers(model, queries):
+    arithmetic = Noting(model)
+    predict(model, queries, arithmetic)
+    return arithmetic.compared
+
+
+def test_a_simulator_makes_the_querying_partys_view_from_sizes_and_the_sum(model, runs):
+    """Given sizes of compared numbers (the leak that is left) and the logits, and no sign and no order."""
+    queries, answered = secrets(model)["usual"]
+    group = runs["usual"]
+    views, masks = unmasked(group)
+    numbers = compared_numbers(answered, queries)
+    sizes = [torch.where(t >= 0, t, -t - 1) for t in numbers]
+    (logits,) = group.received(QUERIER, SummedLogits)
+    simulated = simulated_querier(sizes, logits.logits, masks, seed=3)
+    real = view_of_client(group, QUERIER)
+    assert structure(real) == structure(simulated)
+    for real_u, (_, masked), mask in zip(views, simulated, masks, strict=False):
+        simulated_u = masked - mask
+        assert_same_distribution(real_u, simulated_u)
+        assert_same_distribution(real_u.abs().double().log2(), simulated_u.abs().double().log2())
+        for half in (slice(0, real_u.shape[1] // 2), slice(real_u.shape[1] // 2, None)):
+            assert_same_distribution(real_u[:, half], simulated_u[:, half])
+
+
+def test_signs_in_the_querying_partys_view_are_those_of_no_activation(model, runs):
+    queries, answered = secrets(model)["usual"]
+    for style_is_published in (False, True):
+        group = Group(seed=8, style=PUBLISHED) if style_is_published else runs["usual"]
+        if style_is_published:
+            group.predict(queries, answered)
+        views, _ = unmasked(group, PUBLISHED if style_is_published else HARDENED)
+        for u, t in zip(views, compared_numbers(answered, queries), strict=True):
+            agreement = float(((u > 0) == (t >= 0)).double().mean())
+            if style_is_published:
+                # Truncation may move a number by one unit, so a few signs around zero differ from the plaintext's.
+                assert agreement > 0.999
+            else:
+                assert abs(agreement - 0.5) < 5 * 0.5 / u.numel() ** 0.5
+
+
+def shifted(model, c):
+    """The model with c added to the last layer's bias: its logits are all larger by c."""
+    *layers, last = model.layers
+    return FixedPointModel(model.circuit, (*layers, PrivateLayer(last.weight, last.bias + (c << 40))))
+
+
+def test_the_querying_party_learns_only_the_sum_of_two_answers(model):
+    """One model's logits up by c, the other's down by c: with all seeds fixed, the view is the same bit by bit."""
+    other = compile_model(network(seed=5), queries_like(SHAPE, count=BATCH))
+    queries, views, logits = queries_like(SHAPE, count=BATCH), [], []
+    for c in (0, 3, -700):
+        group = Group(seed=9)
+        logits.append(group.predict(queries, shifted(model, c), shifted(other, -c)))
+        views.append(view_of_client(group, QUERIER))
+    assert structure(views[0]) == structure(views[1]) == structure(views[2])
+    for parts in zip(*views, strict=True):
+        (name, first), *others = parts
+        if name == "BlindedValues.values":
+            assert all(torch.equal(first, part) for _, part in others)
+        else:  # a truncated number may be one unit off, another one in each run
+            assert all(int((first - part).abs().max()) <= 2 for _, part in others)
+    assert (logits[0] - logits[1]).abs().max() <= 2 * 2**-20
+
+
+def test_the_servers_view_of_the_answers_does_not_say_which_client_said_what(model):
+    """Each masked output is uniform, and so is their difference."""
+    group = Group(seed=10)
+    group.predict(queries_like(SHAPE, count=BATCH), model, copy.copy(model))
+    outputs = [
+        turn.output for name in ("anna", "bela") for turn in group.replied(name, AnswererTurn) if turn.output.numel()
+    ]
+    assert_uniform(outputs[0])
+    assert_uniform(outputs[1])
+    assert_uniform(outputs[0] - outputs[1])
