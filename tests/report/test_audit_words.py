@@ -15,7 +15,6 @@ from tests.audit.samples import (
     with_ssim,
 )
 
-from bilateral.audit.experiments.private_judge import CONFIDENCE
 from bilateral.audit.scores import (
     AGREEMENT,
     AUC,
@@ -27,6 +26,7 @@ from bilateral.audit.scores import (
     Metric,
     Scores,
 )
+from bilateral.audit.topics.model.private_judge import CONFIDENCE
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.report.audit_words import (
     NOTHING_FOUND,

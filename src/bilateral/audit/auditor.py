@@ -18,7 +18,7 @@ from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_plain, as_text, evidence_from
 from bilateral.audit.experiment import EffortName, Experiment, context_of
-from bilateral.audit.experiments import ABOUT, experiments_for
+from bilateral.audit.topics.registry import ABOUT, experiments_for
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.documents import parse_json

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from bilateral.audit.auditor import NOT_ASKED, AuditResult
 from bilateral.audit.evidence import Condition, Evidence
-from bilateral.audit.experiments.private_judge import CONFIDENCE
 from bilateral.audit.ledger import LEDGER
 from bilateral.audit.scores import AGREEMENT, AUC, BALANCED_ACCURACY, SSIM, TPR_AT_1, Metric, Scores
+from bilateral.audit.topics.model.private_judge import CONFIDENCE
 from bilateral.audit.verdict import BESIDE, OWN, UNSTATED, ClaimVerdict, Finding, Word, combine
 
 NOTHING_FOUND = "nothing found by these attacks"

@@ -14,7 +14,13 @@ from scipy import stats
 from tests.protocols.mask import last_bits_oracle
 from tests.protocols.mask.harness import NAMES, Group, upload_of
 
-from bilateral.audit.attacks.weight_lattice import lattice_score, odd_part, reachable, used_bits, weight_scores
+from bilateral.audit.topics.masks.attacks.weight_lattice import (
+    lattice_score,
+    odd_part,
+    reachable,
+    used_bits,
+    weight_scores,
+)
 from bilateral.errors import NumericalRangeError
 from bilateral.protocols.mask import last_bits
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, encode_upload

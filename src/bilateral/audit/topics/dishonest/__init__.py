@@ -1,0 +1,1 @@
+"""A server that does not follow the protocol."""

@@ -1,0 +1,1 @@
+"""What masked sums give away: sizes, presence, weights; and real-valued masks."""

@@ -1,0 +1,1 @@
+"""Was this sample trained on: asked by clients and by the server."""

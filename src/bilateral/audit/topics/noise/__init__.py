@@ -1,0 +1,1 @@
+"""Differential privacy: whether neighbouring worlds can be told apart by more than epsilon allows."""

@@ -1,0 +1,1 @@
+"""Secret-shared prediction: queries, answers, activations."""

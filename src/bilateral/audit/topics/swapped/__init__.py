@@ -1,0 +1,1 @@
+"""Which of two uploads is it: worlds that differ by who sent what."""

@@ -1,0 +1,1 @@
+"""What an adversary computes from its view alone: nothing here imports a recording."""

@@ -1,0 +1,23 @@
+"""Controls of gradient inversion: the same numbers, and nothing that they say together."""
+
+from __future__ import annotations
+
+import torch
+
+from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.topics.inversion.inversion_methods import Observed
+from bilateral.audit.topics.inversion.one_sample_rounds import kit_of, random_gradients
+from bilateral.engine.plan import RunPlan
+
+
+def test_a_random_gradient_has_the_numbers_of_the_true_one_in_another_order_each():
+    plan = RunPlan().with_settings({"model.name": "mlp-3", "training.rounds": 1})
+    context = Context(plan, EFFORTS["smoke"])
+    kit = kit_of(context, context.record(plan), "controls")
+    rows = torch.arange(1000.0).expand(3, -1)
+    drawn = random_gradients(Observed(None, torch.zeros(3, 1000), rows), kit).gradients
+    assert torch.equal(drawn.sort(1).values, rows)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert abs(float(torch.corrcoef(torch.stack([drawn[0], rows[0]]))[0, 1])) < 0.15
+    again = random_gradients(Observed(None, torch.zeros(3, 1000), rows), kit).gradients
+    assert torch.equal(drawn, again)

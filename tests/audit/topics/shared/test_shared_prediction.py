@@ -1,0 +1,107 @@
+"""The audit of secret-shared prediction: the published comparison comes out broken, the hardened one as it claims."""
+
+from __future__ import annotations
+
+import pytest
+
+from bilateral.audit.evidence import evidence_from
+from bilateral.audit.experiment import EFFORTS, context_of
+from bilateral.audit.topics.shared.shared_first_layer import first_layer_experiment
+from bilateral.audit.topics.shared.shared_prediction import EXPERIMENTS
+from bilateral.audit.topics.shared.shared_setting import prepare
+from bilateral.audit.topics.shared.shared_signs import signs_experiment
+from bilateral.audit.verdict import judge, judge_claims
+from bilateral.engine.hetero_plan import HeteroPlan
+from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.randomness import SeededRandomness
+
+PLAN = HeteroPlan().with_settings(
+    {
+        "clients.number": 3,
+        "clients.architectures": [{"name": "mlp-3"}, {"name": "lenet"}, {"name": "mlp-3"}],
+        "training.epochs": 10,
+        "queries.number": 60,
+    }
+)
+
+
+def audited():
+    progress = {one.name: [] for one in EXPERIMENTS}
+    evidence = []
+    for one in EXPERIMENTS:
+        tell = lambda fraction, note, told=progress[one.name]: told.append((fraction, note))  # noqa: E731
+        evidence += one.run(context_of(PLAN, "smoke", None, tell))
+    return evidence, progress
+
+
+@pytest.fixture(scope="module")
+def hardened():
+    return audited()
+
+
+@pytest.fixture(scope="module")
+def published():
+    """The experiments that depend on the comparison."""
+    quiet = lambda _fraction, _note: None  # noqa: E731
+    setting = prepare(PLAN, PUBLISHED, EFFORTS["smoke"], SeededRandomness(1, "tests of the audit"), quiet)
+    return [*signs_experiment(setting, quiet), *first_layer_experiment(setting, quiet)]
+
+
+def verdicts(evidence, style):
+    return {
+        verdict.tests: verdict
+        for verdict in judge_claims(context_of(PLAN, "smoke", None, style=style).guarantee(), evidence)
+    }
+
+
+def test_the_hardened_comparison_hides_signs_and_views_hide_secrets(hardened):
+    found = verdicts(hardened[0], HARDENED)
+    for subject in ("signs of activations", "shared prediction, server", "shared prediction, answering party"):
+        assert found[subject].verdict == "holds", found[subject].reason
+
+
+def test_nobody_is_told_apart_under_one_sum(hardened):
+    games = [one for one in hardened[0] if one.target.scores[0].metric.name == "answers told apart under one sum"]
+    assert [judge(game).verdict for game in games] == ["holds", "holds"]
+
+
+def test_what_is_open_by_nature_is_reported_as_open(hardened):
+    found = verdicts(hardened[0], HARDENED)
+    assert found[5].verdict == found[13].verdict == "broken"
+    assert 14 in {one.tests for one in hardened[0]}
+
+
+def test_the_published_comparison_is_broken_by_signs_factors_and_weights(published):
+    found = verdicts(published, PUBLISHED)
+    assert found[5].verdict == "broken"
+    broken = {one.evidence.attack for one in found[5].findings if one.verdict == "broken"}
+    assert {
+        "signs as they are seen",
+        "votes on signs over repeated queries",
+        "greatest common divisors of blinded numbers",
+        "first layer from dotted images, by factoring",
+    } <= broken
+
+
+def test_every_claim_and_leak_is_tested(hardened):
+    for verdict in verdicts(hardened[0], HARDENED).values():
+        assert verdict.findings, verdict.what
+
+
+def test_progress_only_rises_and_ends(hardened):
+    for told in hardened[1].values():
+        fractions = [fraction for fraction, _ in told]
+        assert fractions == sorted(fractions)
+        assert fractions[-1] > 0.9
+
+
+def test_evidence_goes_to_plain_data_and_back(hardened):
+    for one in hardened[0]:
+        assert evidence_from(one.as_dict()).as_dict() == one.as_dict()
+
+
+def test_answers_in_the_clear_claim_nothing_and_are_not_audited():
+    plain = PLAN.with_settings({"answers": "plain"})
+    guarantee = context_of(plain, "smoke", None).guarantee()
+    assert not guarantee.claims
+    assert all("claim nothing" in one.applies(plain, guarantee) for one in EXPERIMENTS)
