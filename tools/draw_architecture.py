@@ -19,7 +19,7 @@ PICTURE = ROOT / "docs" / "architecture.svg"
 
 CELL = 30
 MARGIN = 24
-NAME_WIDTH = 128  # of a package
+NAME_WIDTH = 140  # of a package
 ROOM_WIDTH = 132
 HEAD = 150  # above the matrix: its title and the names of columns
 FLOOR_GAP = 8
