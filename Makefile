@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-long lint setup clean
+.PHONY: run test test-long lint architecture setup clean
 
 run: $(INSTALLED)
 	$(BIN)/bilateral run
@@ -20,7 +20,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	MYPYPATH=benchmarks:benchmarks/peers $(BIN)/mypy --strict benchmarks/*.py benchmarks/peers/*.py
+	MYPYPATH=tools $(BIN)/mypy --strict tools/*.py
 	$(BIN)/lint-imports
+
+architecture: $(INSTALLED)
+	$(BIN)/python tools/draw_architecture.py
 
 setup: $(INSTALLED)
 

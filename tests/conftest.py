@@ -1,4 +1,7 @@
-"""What all tests share."""
+"""What all tests share: no network, and property tests with the same examples every time and no verdict by the clock.
+
+`HYPOTHESIS_PROFILE=search pytest ...` looks for new examples.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+_NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("steady", derandomize=True, database=None, **_NO_CLOCK)
+settings.register_profile("search", **_NO_CLOCK)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 torch.set_num_threads(1)  # tests run in parallel processes
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from bilateral.errors import UnsupportedLayerError
-from bilateral.models.zoo import build_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import prediction_task
+from bilateral.errors import UnsupportedLayerError
+from bilateral.models.zoo import build_model
 from network_export import export_network
 
 

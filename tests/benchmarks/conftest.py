@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_FOLDER = Path(__file__).parents[1]
+_FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path[:0] = [str(_FOLDER), str(_FOLDER / "peers")]

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from bilateral.errors import DeploymentError
 from hypothesis import given
 from hypothesis import strategies as st
 
 import secure_prediction
+from bilateral.errors import DeploymentError
 from comparison import print_table, rows_of
 from systems import OURS, Case, Measurement, System, crypten, measure, read_ours, read_peer
 
