@@ -18,12 +18,15 @@ from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
-from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 
+AnyPlan = RunPlan | HeteroPlan
 EffortName = Literal["smoke", "standard", "thorough"]
+ON_UPLOADS: Final[tuple[Subject | int, ...]] = ("single uploads", 0, 3, 6)
+"""What `subject_of_uploads` may answer."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class HeteroContext:
 
 
 def context_of(
-    plan: RunPlan | HeteroPlan,
+    plan: AnyPlan,
     effort: EffortName,
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
@@ -142,10 +145,14 @@ class Experiment:
 
     name: str
     title: str
+    about: tuple[Subject | int, ...]
+    """The claims and ledger lines that it can test: what is left untested where it is not done."""
     applies: Callable[[Any, Guarantee], str]
     run: Callable[[Any], Sequence[Evidence]]
     weight: float = 1.0
     """Seconds it takes on the default plan, roughly: for progress and for dealing out work."""
+    kinds: tuple[type[AnyPlan], ...] = (RunPlan,)
+    """The plans of the runs that it attacks."""
 
 
 def has_line(guarantee: Guarantee, *lines: int) -> bool:

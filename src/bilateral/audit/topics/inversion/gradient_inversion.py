@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
+from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment, has_line, has_subject, undefended
 from bilateral.audit.threat import facts_of
 from bilateral.audit.topics.inversion.attacks.uploads import true_model
 from bilateral.audit.topics.inversion.inversion_evidence import Inversion
@@ -126,6 +126,10 @@ def _share_of(context: Context, start: float, end: float) -> Callable[[float, st
     return lambda fraction, note: context.on_progress(start + (end - start) * fraction, note)
 
 
-GRADIENT_INVERSION = Experiment("gradient-inversion", "Gradient inversion by the server", _applies, _run_matching, 75.0)
-DEEP_LEAKAGE = Experiment("deep-leakage", "DLG and iDLG by the server", _applies, _run_deep_leakage, 25.0)
+GRADIENT_INVERSION = Experiment(
+    "gradient-inversion", "Gradient inversion by the server", (*ON_UPLOADS, 8, 12), _applies, _run_matching, 75.0
+)
+DEEP_LEAKAGE = Experiment(
+    "deep-leakage", "DLG and iDLG by the server", (*ON_UPLOADS, 8, 12), _applies, _run_deep_leakage, 25.0
+)
 EXPERIMENTS = (GRADIENT_INVERSION, DEEP_LEAKAGE)

@@ -109,4 +109,4 @@ def _scored(what: str, observed: Observed, rounds: Rounds, kit: Kit) -> Conditio
     return condition(what, [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
-EXPERIMENT = Experiment("upload-terms", "Uploads term by term", _applies, _run, 5.0)
+EXPERIMENT = Experiment("upload-terms", "Uploads term by term", (3,), _applies, _run, 5.0)

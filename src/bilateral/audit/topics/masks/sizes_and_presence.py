@@ -205,7 +205,12 @@ def _has_sums(plan: RunPlan, guarantee: Guarantee) -> str:
 
 
 SIZES = Experiment(
-    "sizes-from-refusals", "Sizes of uploads, from refusals of ranges that are too small", _has_ranges, _sizes, 4.0
+    "sizes-from-refusals",
+    "Sizes of uploads, from refusals of ranges that are too small",
+    (11,),
+    _has_ranges,
+    _sizes,
+    4.0,
 )
-PRESENCE = Experiment("presence", "Who takes part and who drops out", _has_sums, _attendance, 3.0)
+PRESENCE = Experiment("presence", "Who takes part and who drops out", (12,), _has_sums, _attendance, 3.0)
 EXPERIMENTS = (SIZES, PRESENCE)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.evidence import Condition, Evidence, Gate
-from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
+from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment, has_line, has_subject, undefended
 from bilateral.audit.membership_metrics import membership_scores
 from bilateral.audit.scores import AUC, TPR_AT_1
 from bilateral.audit.topics.membership.attacks.upload_membership import Method, read_sum, read_upload
@@ -235,5 +235,10 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 
 
 EXPERIMENT: Final = Experiment(
-    "membership-by-server", "Membership in a client's batch, by the curious server", _applies, run, weight=30.0
+    "membership-by-server",
+    "Membership in a client's batch, by the curious server",
+    (*ON_UPLOADS, 8, 10, 12),
+    _applies,
+    run,
+    weight=30.0,
 )

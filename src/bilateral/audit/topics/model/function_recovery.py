@@ -318,5 +318,5 @@ def _joined(splits: Sequence[Split]) -> Split:
 
 
 EXPERIMENT = Experiment(
-    "function-recovery", "the model's function, by clients and eavesdroppers", _applies, _run, weight=20.0
+    "function-recovery", "the model's function, by clients and eavesdroppers", (0, 1), _applies, _run, weight=20.0
 )

@@ -267,4 +267,6 @@ def applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
     return "" if has_line(guarantee, 0, 1) else "the plan shows no client a model"
 
 
-EXPERIMENT = Experiment("model-inversion", "Model inversion by a curious client (GMI)", applies, run, weight=40.0)
+EXPERIMENT = Experiment(
+    "model-inversion", "Model inversion by a curious client (GMI)", (0, 1), applies, run, weight=40.0
+)

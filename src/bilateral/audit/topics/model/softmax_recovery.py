@@ -236,6 +236,7 @@ def _spread(values: Tensor, everything: Tensor) -> Tensor:
 EXPERIMENT = Experiment(
     "softmax-recovery",
     "softmax values and activation sums, from the cross-entropy exchange",
+    (2, 8, 10),
     _applies,
     _run,
     weight=2.0,

@@ -282,6 +282,7 @@ def _evidence(
 EXPERIMENT = Experiment(
     "recorded-noise",
     "Differential privacy: the noise that the real parties added, and the epsilon that it is good for",
+    ("differential privacy",),
     _applies,
     _run,
     weight=25.0,

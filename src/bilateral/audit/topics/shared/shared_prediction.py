@@ -60,15 +60,19 @@ EXPERIMENTS: Final = (
     Experiment(
         "shared-answers",
         "Secret-shared prediction: what the querying party learns",
+        ("signs of activations", 5, 13, 14),
         _applies,
         partial(_run, steps=_SIZES),
         36.0,
+        kinds=(HeteroPlan,),
     ),
     Experiment(
         "hidden-queries",
         "Secret-shared prediction: what the other parties learn, and who said what",
+        ("shared prediction, server", "shared prediction, answering party", "single answers", 5),
         _applies,
         partial(_run, steps=_GAMES),
         36.0,
+        kinds=(HeteroPlan,),
     ),
 )
