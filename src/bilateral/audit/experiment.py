@@ -18,6 +18,7 @@ from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
+from bilateral.errors import NotAuditableError
 from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
@@ -153,6 +154,28 @@ class Experiment:
     """Seconds it takes on the default plan, roughly: for progress and for dealing out work."""
     kinds: tuple[type[AnyPlan], ...] = (RunPlan,)
     """The plans of the runs that it attacks."""
+
+
+def said_of_uploads(guarantee: Guarantee) -> Subject | int | None:
+    """What a plan says about single uploads to the server: its claim, or the ledger line that admits them; or nothing.
+
+    Line 0 is also about the model, which clients are sent: only what the server is said to learn counts.
+    """
+    if has_subject(guarantee, "single uploads"):
+        return "single uploads"
+    admitted = {leak.ledger_line for leak in guarantee.leaks if leak.whom == "server"}
+    return next((line for line in (3, 0, 6) if line in admitted), None)
+
+
+def subject_of_uploads(guarantee: Guarantee) -> Subject | int:
+    """Which claim or ledger line an attack on single uploads by the server is about."""
+    said = said_of_uploads(guarantee)
+    if said is None:
+        raise NotAuditableError(
+            f"{guarantee.protection} says nothing about what the server learns of single uploads.",
+            remedy="Its guarantee must claim them to be hidden, or admit ledger line 0, 3 or 6 to the server.",
+        )
+    return said
 
 
 def has_line(guarantee: Guarantee, *lines: int) -> bool:
