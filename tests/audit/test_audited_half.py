@@ -9,7 +9,8 @@ import torch
 
 from bilateral.audit import recording
 from bilateral.audit.audited_half import audited
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import Blueprint
 from bilateral.errors import NotAuditableError

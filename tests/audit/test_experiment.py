@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, ON_UPLOADS, Context, said_of_uploads, subject_of_uploads
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import ON_UPLOADS, Context, said_of_uploads, subject_of_uploads
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import NotAuditableError
 from bilateral.protocols.guarantee import Guarantee, Leak

@@ -16,8 +16,9 @@ from typing import Any, Literal, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
+from bilateral.audit.effort import EffortName
 from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_plain, as_text, evidence_from
-from bilateral.audit.experiment import AnyPlan, EffortName, Experiment, context_of
+from bilateral.audit.experiment import AnyPlan, Experiment, context_of
 from bilateral.audit.topics.registry import about_of, experiments_for, registered
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from bilateral.audit.effort import EFFORTS, Effort, EffortName
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.recording import Recording, record
 from bilateral.engine.federation import Federation, load_federation
@@ -25,36 +26,8 @@ from bilateral.protocols.share.prediction.guarantee import guarantee as answers_
 from bilateral.randomness import SeededRandomness
 
 AnyPlan = RunPlan | HeteroPlan
-EffortName = Literal["smoke", "standard", "thorough"]
 ON_UPLOADS: Final[tuple[Subject | int, ...]] = ("single uploads", 0, 3, 6)
 """What `subject_of_uploads` may answer."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much work an audit spends. The same in every condition: a defence must not meet a lazier attacker."""
-
-    name: EffortName
-    images: int
-    """Images (trials) of a condition in gradient inversion."""
-    steps: int
-    """Optimisation steps of an attack."""
-    restarts: int
-    seeds: int
-    """Independent runs behind a membership AUC."""
-    null_seeds: int
-    """Models without members, for the null band."""
-    shadows: int
-    """Shadow models of LiRA."""
-    trials: int
-    """Rounds of a distinguishing game."""
-
-
-EFFORTS: Final[dict[EffortName, Effort]] = {
-    "smoke": Effort("smoke", 10, 40, 1, 2, 3, 4, 200),
-    "standard": Effort("standard", 20, 600, 1, 5, 10, 8, 2000),
-    "thorough": Effort("thorough", 20, 600, 4, 5, 10, 8, 10000),
-}
 
 
 @dataclass

@@ -6,8 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from bilateral.audit.effort import EFFORTS
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import EFFORTS, Context, undefended
+from bilateral.audit.experiment import Context, undefended
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.inversion import sum_inversion
 from bilateral.audit.topics.inversion.attacks.labels import read_label

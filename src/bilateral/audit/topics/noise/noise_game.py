@@ -18,8 +18,6 @@ from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_rat
 from bilateral.protocols.guarantee import Subject
 
 QUARTER = 0.25
-MANY_TRIALS = {"smoke": 20_000, "standard": 200_000, "thorough": 1_000_000}
-"""Trials of a round where trials are coordinates of one upload."""
 Outcome = tuple[Tensor, Tensor]
 Play = Callable[[float], Outcome]
 """Plays the game with this fraction of the plan's noise: scores with the unit, and without it."""

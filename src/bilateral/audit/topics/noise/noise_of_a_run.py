@@ -29,7 +29,6 @@ from bilateral.protocols.noise.sound import SoundNoiseSettings
 
 _MOST_NUMBERS = 1e7
 """Of all single uploads together."""
-NUM_ROUNDS = {"smoke": 6, "standard": 30, "thorough": 150}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,7 @@ class RunNoise:
 
 def short_plan(context: Context, settings: SoundNoiseSettings, clients: int, numbers: int) -> RunPlan:
     """The plan's own noise in fewer rounds. `numbers`: of one upload."""
-    wanted = min(NUM_ROUNDS[context.effort.name], context.plan.training.rounds)
+    wanted = min(context.effort.noisy_rounds, context.plan.training.rounds)
     rounds = max(2, min(wanted, int(_MOST_NUMBERS / (clients * numbers))))
     changed = {"noise.epsilon": None, "noise.noise_multiplier": settings.noise_multiplier, "training.rounds": rounds}
     return context.plan.with_settings(changed)

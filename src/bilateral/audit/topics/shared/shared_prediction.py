@@ -47,7 +47,9 @@ def _run(context: HeteroContext, steps: Sequence[tuple[_Step, float]]) -> Sequen
         return lambda fraction, note: context.on_progress((start + weight * fraction) / total, note)
 
     draws = context.randomness("shared prediction")
-    setting = prepare(context.plan, context.style, context.effort, draws, part(0.0, _PREPARATION), context.data_dir)
+    setting = prepare(
+        context.plan, context.style, context.effort.shared, draws, part(0.0, _PREPARATION), context.data_dir
+    )
     found: list[Evidence] = []
     start = _PREPARATION
     for step, weight in steps:
