@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bilateral.audit.audited_half import AuditedServer, audited
+from bilateral.audit.views import ServerRound
 from bilateral.data import Split
 from bilateral.engine.federation import Federation, Problem
 from bilateral.engine.plan import RunPlan
@@ -26,33 +27,9 @@ from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.secrets import RoundSecrets
 from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
-
-
-@dataclass(frozen=True, repr=False)
-class ServerRound:
-    """What the server held in one round: the true parameters before it, its secrets, and the sum that it unmasked."""
-
-    round_index: int
-    parameters: Tensor
-    half: AuditedServer
-    total: Aggregate
-
-    @property
-    def secrets(self) -> RoundSecrets | None:
-        """None without perturbation."""
-        return self.half.secrets
-
-    def recovered(self) -> Tensor:
-        """The mean gradient in the true model's coordinates, as recovery makes it of the sum."""
-        return self.half.recover_one(self.total).gradient
-
-    def gradient_of(self, upload: Upload) -> Tensor:
-        """What recovery makes of one upload by itself: that client's gradient, if nothing hides it."""
-        return self.half.recover_one(aggregate({"one": upload}, self.round_index)).gradient
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,9 +24,9 @@ from torch import Tensor
 from bilateral.audit.effort import MemorisingEffort
 from bilateral.audit.experiment import Context
 from bilateral.audit.membership_metrics import as_values, auc
-from bilateral.audit.threat import HIDDEN_SEED, Facts
 from bilateral.audit.topics.membership.attacks.lira import joined, train_plainly
 from bilateral.audit.topics.membership.attacks.membership import Known, confidence
+from bilateral.audit.views import HIDDEN_SEED, Facts
 from bilateral.data import Split
 from bilateral.engine.federation import Federation, Share
 from bilateral.engine.plan import RunPlan

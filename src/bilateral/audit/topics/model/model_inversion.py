@@ -23,11 +23,12 @@ from bilateral.audit.evidence import Condition, Evidence, Gate, Picture
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.recording import Recording, record
 from bilateral.audit.scores import Scores
-from bilateral.audit.threat import View, client_view
+from bilateral.audit.threat import client_view
 from bilateral.audit.topics.model.attacks.generator import ImagePrior, train_prior
 from bilateral.audit.topics.model.attacks.group_secrets import fit_outputs, naive_outputs
 from bilateral.audit.topics.model.attacks.model_inversion import Outputs, SearchSettings, invert_classes
 from bilateral.audit.topics.model.private_judge import ATTACK_ACCURACY, PrivateJudge
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan

@@ -13,8 +13,8 @@ from bilateral.audit.epsilon_bound import epsilon_lower_bound, gaussian_separati
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.experiment import Context
 from bilateral.audit.scores import EPSILON_BOUND, Scores
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio
+from bilateral.audit.views import AdversaryName
 from bilateral.protocols.guarantee import Subject
 
 QUARTER = 0.25

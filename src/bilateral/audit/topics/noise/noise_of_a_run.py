@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording
-from bilateral.audit.threat import View, server_view
+from bilateral.audit.threat import server_view
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.views import View
 from bilateral.engine.layers import ClientParts, Seat
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.sound_layer import num_terms, sound_layer, sound_noise

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bilateral.audit.epsilon_bound import num_trials_to_show
 from bilateral.audit.experiment import Context
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import (
     gaussian_log_ratio,
@@ -19,6 +18,7 @@ from bilateral.audit.topics.noise.attacks.distinguishing import (
     uniform_sum_log_ratio,
 )
 from bilateral.audit.topics.noise.noise_game import Game, Outcome, Play
+from bilateral.audit.views import AdversaryName
 from bilateral.engine.layers import Layer, Surroundings
 from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer, sensitivity
 from bilateral.protocols.noise.published_model import PublishedModel

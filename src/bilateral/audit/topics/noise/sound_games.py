@@ -10,10 +10,10 @@ import torch
 
 from bilateral.audit.epsilon_bound import largest_bound, num_trials_to_show
 from bilateral.audit.experiment import Context
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio, projection, sampled_log_ratio
 from bilateral.audit.topics.noise.noise_game import Game, Outcome
+from bilateral.audit.views import AdversaryName
 from bilateral.engine.layers import Surroundings
 from bilateral.engine.sound_layer import SoundNoise, num_terms, sound_layer, sound_noise
 from bilateral.randomness import SeededRandomness

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bilateral.audit.effort import SharedEffort
-from bilateral.audit.shared_views import SharedParties, blinded_numbers, querying_view
+from bilateral.audit.shared_recording import SharedParties, querying_view
+from bilateral.audit.shared_views import blinded_numbers
 from bilateral.data import Split
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import answerers_of, deal, make_client

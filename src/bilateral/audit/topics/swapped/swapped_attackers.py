@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from bilateral.audit.experiment import Context, has_subject, subject_of_uploads
 from bilateral.audit.recording import Recording
-from bilateral.audit.threat import AdversaryName, View, client_view, eavesdropper_view, server_view
+from bilateral.audit.threat import client_view, eavesdropper_view, server_view
 from bilateral.audit.topics.swapped.swapped_rounds import Table
+from bilateral.audit.views import AdversaryName, View
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.messages import Message
