@@ -16,6 +16,7 @@
     |   |   `-- SealedShareError  what one client dealt to another does not open
     |   `-- ThresholdError        too few clients are left to unmask a sum
     |       `-- LostSumError      enough are left, but what they sent does not unmask
+    |-- NotAuditableError         a protection does not tell an audit the truth that figures are scored against
     |-- CheckpointError           a checkpoint or an export is missing, corrupt, or of another plan
     |   `-- DirectoryInUseError   another process writes to a run's directory
     `-- DeploymentError           kits, processes or the FLARE server of a deployment are not as they should be
@@ -110,6 +111,10 @@ class LostSumError(ThresholdError):
     def __init__(self, message: str, *, culprit: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.culprit = culprit
+
+
+class NotAuditableError(BilateralError):
+    """A protection does not tell an audit the truth that figures are scored against."""
 
 
 class CheckpointError(BilateralError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bilateral.audit.shared_views import SharedParties
+from bilateral.audit.shared_recording import SharedParties
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.gates.comparison import HARDENED
 from bilateral.randomness import SeededRandomness

@@ -12,7 +12,7 @@ import pytest
 
 from bilateral.audit import auditor
 from bilateral.audit.auditor import NOT_ASKED, audit
-from bilateral.audit.topics.registry import ABOUT, experiments_for
+from bilateral.audit.topics.registry import about_of, all_experiments, experiments_for
 from bilateral.audit.verdict import OWN
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
@@ -104,9 +104,9 @@ def expect_answers(result, tested):
         for condition in filter(None, (one.target, one.positive, one.negative)):
             assert not any(math.isnan(value) for scores in condition.scores for value in scores.values), one.attack
     for name, about in tested.items():
-        assert about <= set(ABOUT[name]), name
+        assert about <= set(about_of(name)), name
     for verdict in result.verdicts:
-        untried = any(verdict.reason.startswith(f"{name}: ") for name in ABOUT)
+        untried = any(verdict.reason.startswith(f"{one.name}: ") for one in all_experiments())
         assert verdict.findings or untried, (verdict.tests, verdict.reason)
     broken = {one.tests for one in result.verdicts if one.claimed_by == OWN and one.verdict == "broken"}
     assert broken <= {NOISY}  # the papers' claim, which does not hold; ours do
@@ -120,8 +120,9 @@ def test_every_claim_of_a_plan_has_an_attack_or_a_stated_reason(settings, left_o
 
 
 def test_each_experiment_says_what_it_is_about():
-    names = {one.name for plan in (RunPlan(), HeteroPlan()) for one in experiments_for(plan)}
-    assert set(ABOUT) == names
+    assert all(one.about for one in all_experiments())
+    found = [one for plan in (RunPlan(), HeteroPlan()) for one in experiments_for(plan)]
+    assert found == [*all_experiments()]
     left_out = [set(slow) for _, slow in QUICK.values()]
     assert not set.intersection(*left_out)
 

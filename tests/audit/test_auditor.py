@@ -41,7 +41,7 @@ class Counted:
     def __init__(self):
         self.ran = []
 
-    def make(self, name, found, reason=""):
+    def make(self, name, found, reason="", about=()):
         def run(context):
             context.on_progress(0.5, "half way")
             self.ran.append(name)
@@ -49,18 +49,25 @@ class Counted:
                 raise found
             return found
 
-        return Experiment(name, f"title of {name}", lambda plan, guarantee: reason, run)
+        return Experiment(name, f"title of {name}", about, lambda plan, guarantee: reason, run)
+
+
+def know(monkeypatch, *experiments):
+    """Let the auditor know these experiments, and no others."""
+    about = {one.name: one.about for one in experiments}
+    monkeypatch.setattr(auditor, "experiments_for", lambda plan: experiments)
+    monkeypatch.setattr(auditor, "about_of", lambda name: about.get(name, ()))
 
 
 @pytest.fixture
 def counted(monkeypatch):
     made = Counted()
     experiments = (
-        made.make("uploads", [evidence("single uploads", 0.5)]),
+        made.make("uploads", [evidence("single uploads", 0.5)], about=("single uploads",)),
         made.make("function", [evidence(1, 0.97)]),
-        made.make("elsewhere", [], reason="does not apply to this plan"),
+        made.make("elsewhere", [], reason="does not apply to this plan", about=("overlapping sums", 1)),
     )
-    monkeypatch.setattr(auditor, "experiments_for", lambda plan: experiments)
+    know(monkeypatch, *experiments)
     made.experiments = experiments
     return made
 
@@ -138,7 +145,7 @@ def test_an_audit_is_not_resumed_under_another_plan(counted, tmp_path):
 
 def test_an_experiment_that_cannot_be_done_is_told_and_leaves_its_claim_untested(counted, monkeypatch, tmp_path):
     broken = counted.make("uploads", DataError("no images here.", remedy="Get some."))
-    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (broken, counted.experiments[1]))
+    know(monkeypatch, broken, counted.experiments[1])
     result = audit(RunPlan(), num_workers=1, save=False)
     assert verdicts(result)["single uploads"] == "not tested"
     assert "no images here" in result.skipped[0].reason
@@ -147,10 +154,8 @@ def test_an_experiment_that_cannot_be_done_is_told_and_leaves_its_claim_untested
 def test_a_claim_that_nothing_was_tried_against_says_which_experiment_was_not_done_and_why(
     counted, monkeypatch, tmp_path
 ):
-    about = {"uploads": ("single uploads",), "elsewhere": ("overlapping sums", 1), "other": ("other clients' uploads",)}
-    monkeypatch.setattr(auditor, "ABOUT", about)
-    failing = counted.make("other", DataError("no images here.", remedy="Get some."))
-    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (*counted.experiments, failing))
+    told = DataError("no images here.", remedy="Get some.")
+    know(monkeypatch, *counted.experiments, counted.make("other", told, about=("other clients' uploads",)))
     result = audit(RunPlan(), num_workers=1, output=tmp_path / "a")
     for judged in (result, stored_result(tmp_path / "a" / "audit.json")):
         reasons = {one.tests: one.reason for one in judged.verdicts}
@@ -162,8 +167,7 @@ def test_a_claim_that_nothing_was_tried_against_says_which_experiment_was_not_do
 
 def test_an_experiment_that_found_nothing_to_attack_says_so(counted, monkeypatch, tmp_path):
     """Of images, say, in a plan of tables: that is known once the data are there."""
-    monkeypatch.setattr(auditor, "ABOUT", {"images": ("single uploads",)})
-    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (counted.make("images", []), counted.experiments[1]))
+    know(monkeypatch, counted.make("images", [], about=("single uploads",)), counted.experiments[1])
     first = audit(RunPlan(), num_workers=1, output=tmp_path / "a")
     for result in (first, audit(RunPlan(), num_workers=1, output=tmp_path / "a", resume=True)):
         assert [(one.name, one.reason) for one in result.skipped] == [("images", NOTHING_THERE)]
@@ -209,7 +213,7 @@ def test_rates_and_infinities_survive_the_file(counted, monkeypatch, tmp_path):
     found = evidence("single uploads", 0.5)
     scores = Scores(AGREEMENT, (0.0, 1.0), given_interval=(float("-inf"), float("inf")))
     odd = Evidence(**{**vars(found), "target": Condition("this plan", (scores,))})
-    monkeypatch.setattr(auditor, "experiments_for", lambda plan: (counted.make("odd", [odd]),))
+    know(monkeypatch, counted.make("odd", [odd]))
     audit(RunPlan(), num_workers=1, output=tmp_path / "a")
     again = stored_result(tmp_path / "a" / "audit.json").evidence[0]
     assert again == odd

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bilateral.audit.experiment import EFFORTS, Context, undefended
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context, undefended
 from bilateral.audit.recording import record
 from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from bilateral.audit.experiment import EFFORTS, Context
-from bilateral.audit.recording import ServerRound
-from bilateral.audit.threat import HIDDEN_SEED, client_view, eavesdropper_view, server_view
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
+from bilateral.audit.threat import client_view, eavesdropper_view, server_view
+from bilateral.audit.views import HIDDEN_SEED, ServerRound
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.exchange import SERVER

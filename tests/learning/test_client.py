@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bilateral.data import Split
 from bilateral.errors import DataError
-from bilateral.learning.client import BatchSchedule, prepare_targets, reordered, sample_clients
+from bilateral.learning.client import BatchSchedule, invited_clients, prepare_targets, reordered, sample_clients
 from bilateral.randomness import SeededRandomness
 
 
@@ -63,3 +63,12 @@ def test_a_reordered_batch_has_the_same_samples(count, number):
 def test_reorderings_differ():
     orders = {tuple(reordered(32, number).tolist()) for number in range(1, 6)}
     assert len(orders) == 5
+
+
+def test_whom_a_run_invites_follows_from_its_seed_and_the_round_alone():
+    names = [f"client-{number}" for number in range(20)]
+    rounds = [invited_clients(names, 0.3, 4, round_index) for round_index in range(6)]
+    draws = SeededRandomness(4, "federation")
+    assert rounds == [sample_clients(names, 0.3, round_index, draws) for round_index in range(6)]
+    assert rounds[5] == invited_clients(names, 0.3, 4, 5)  # whatever was asked before
+    assert rounds != [invited_clients(names, 0.3, 5, round_index) for round_index in range(6)]

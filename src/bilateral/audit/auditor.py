@@ -16,9 +16,10 @@ from typing import Any, Literal, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
+from bilateral.audit.effort import EffortName
 from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_plain, as_text, evidence_from
-from bilateral.audit.experiment import EffortName, Experiment, context_of
-from bilateral.audit.topics.registry import ABOUT, experiments_for
+from bilateral.audit.experiment import AnyPlan, Experiment, context_of
+from bilateral.audit.topics.registry import about_of, experiments_for, registered
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.documents import parse_json
@@ -30,7 +31,6 @@ from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.share.gates.comparison import STYLES
 
-AnyPlan = RunPlan | HeteroPlan
 StyleName = Literal["hardened", "published"]
 NOT_ASKED = "not asked for"
 FAILED = "failed"
@@ -143,7 +143,7 @@ def audit(
     done = directory.finished() if directory is not None else {}
     progress = _Progress(chosen, on_progress, set(done))
     left = [one.name for one in sorted(chosen, key=lambda one: -one.weight) if one.name not in done]
-    job = partial(run_experiment, plan=plan, effort=effort, style=style, data_dir=context.data_dir)
+    job = partial(run_experiment, plan=plan, effort=effort, style=style, data_dir=context.data_dir, others=registered())
     workers = num_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
     if left:
         for ended in run_jobs(job, left, workers, progress.tell, should_stop):
@@ -188,9 +188,10 @@ def run_experiment(
     effort: EffortName,
     style: StyleName,
     data_dir: Path | None,
+    others: Sequence[Experiment] = (),
 ) -> list[Evidence]:
-    """One experiment, in whichever process this is."""
-    experiment = next(one for one in experiments_for(plan) if one.name == name)
+    """One experiment, in whichever process this is. `others`: those that only the auditor's own process knows."""
+    experiment = next(one for one in (*others, *experiments_for(plan)) if one.name == name)
     return list(experiment.run(context_of(plan, effort, data_dir, tell, style=STYLES[style])))
 
 
@@ -249,7 +250,7 @@ def _judged(guarantee: Guarantee, evidence: Sequence[Evidence], skipped: Sequenc
     """The judge's verdicts. Where nothing was tried, the reason is that of the experiments that could have."""
     untried: dict[str | int, list[str]] = {}
     for one in skipped:
-        for tests in ABOUT.get(one.name, ()):
+        for tests in about_of(one.name):
             untried.setdefault(tests, []).append(f"{one.name}: {one.reason}")
     return tuple(
         replace(one, reason="; ".join(untried[one.tests])) if one.tests in untried and not one.findings else one

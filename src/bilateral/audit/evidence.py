@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.threat import AdversaryName
+from bilateral.audit.views import AdversaryName
 from bilateral.protocols.guarantee import Subject
 
 Statistic = Literal["mean", "median"]

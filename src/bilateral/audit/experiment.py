@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from bilateral.audit.effort import EFFORTS, Effort, EffortName
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.recording import Recording, record
 from bilateral.engine.federation import Federation, load_federation
@@ -18,39 +19,15 @@ from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
-from bilateral.protocols.guarantee import Guarantee
+from bilateral.errors import NotAuditableError
+from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 
-EffortName = Literal["smoke", "standard", "thorough"]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much work an audit spends. The same in every condition: a defence must not meet a lazier attacker."""
-
-    name: EffortName
-    images: int
-    """Images (trials) of a condition in gradient inversion."""
-    steps: int
-    """Optimisation steps of an attack."""
-    restarts: int
-    seeds: int
-    """Independent runs behind a membership AUC."""
-    null_seeds: int
-    """Models without members, for the null band."""
-    shadows: int
-    """Shadow models of LiRA."""
-    trials: int
-    """Rounds of a distinguishing game."""
-
-
-EFFORTS: Final[dict[EffortName, Effort]] = {
-    "smoke": Effort("smoke", 10, 40, 1, 2, 3, 4, 200),
-    "standard": Effort("standard", 20, 600, 1, 5, 10, 8, 2000),
-    "thorough": Effort("thorough", 20, 600, 4, 5, 10, 8, 10000),
-}
+AnyPlan = RunPlan | HeteroPlan
+ON_UPLOADS: Final[tuple[Subject | int, ...]] = ("single uploads", 0, 3, 6)
+"""What `subject_of_uploads` may answer."""
 
 
 @dataclass
@@ -111,7 +88,7 @@ class HeteroContext:
 
 
 def context_of(
-    plan: RunPlan | HeteroPlan,
+    plan: AnyPlan,
     effort: EffortName,
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
@@ -142,10 +119,36 @@ class Experiment:
 
     name: str
     title: str
+    about: tuple[Subject | int, ...]
+    """The claims and ledger lines that it can test: what is left untested where it is not done."""
     applies: Callable[[Any, Guarantee], str]
     run: Callable[[Any], Sequence[Evidence]]
     weight: float = 1.0
     """Seconds it takes on the default plan, roughly: for progress and for dealing out work."""
+    kinds: tuple[type[AnyPlan], ...] = (RunPlan,)
+    """The plans of the runs that it attacks."""
+
+
+def said_of_uploads(guarantee: Guarantee) -> Subject | int | None:
+    """What a plan says about single uploads to the server: its claim, or the ledger line that admits them; or nothing.
+
+    Line 0 is also about the model, which clients are sent: only what the server is said to learn counts.
+    """
+    if has_subject(guarantee, "single uploads"):
+        return "single uploads"
+    admitted = {leak.ledger_line for leak in guarantee.leaks if leak.whom == "server"}
+    return next((line for line in (3, 0, 6) if line in admitted), None)
+
+
+def subject_of_uploads(guarantee: Guarantee) -> Subject | int:
+    """Which claim or ledger line an attack on single uploads by the server is about."""
+    said = said_of_uploads(guarantee)
+    if said is None:
+        raise NotAuditableError(
+            f"{guarantee.protection} says nothing about what the server learns of single uploads.",
+            remedy="Its guarantee must claim them to be hidden, or admit ledger line 0, 3 or 6 to the server.",
+        )
+    return said
 
 
 def has_line(guarantee: Guarantee, *lines: int) -> bool:

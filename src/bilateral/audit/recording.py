@@ -6,54 +6,30 @@ Attacks never get a `Recording`: `threat` cuts an adversary's view out of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
+from bilateral.audit.audited_half import AuditedServer, audited
+from bilateral.audit.views import ServerRound
 from bilateral.data import Split
 from bilateral.engine.federation import Federation, Problem
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import ThresholdError
-from bilateral.learning.client import TrainingClient, sample_clients
+from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts
-from bilateral.learning.halves import ServerHalf
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.secrets import RoundSecrets
 from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
-
-
-@dataclass(frozen=True, repr=False)
-class ServerRound:
-    """What the server held in one round: the true parameters before it, its secrets, and the sum that it unmasked."""
-
-    round_index: int
-    parameters: Tensor
-    half: ServerHalf
-    total: Aggregate
-
-    @property
-    def secrets(self) -> RoundSecrets | None:
-        """None without perturbation."""
-        return getattr(self.half, "secrets", None)
-
-    def recovered(self) -> Tensor:
-        """The mean gradient in the true model's coordinates, as recovery makes it of the sum."""
-        return self._undo(self.total).gradient
-
-    def gradient_of(self, upload: Upload) -> Tensor:
-        """What recovery makes of one upload by itself: that client's gradient, if nothing hides it."""
-        return self._undo(aggregate({"one": upload}, self.round_index)).gradient
-
-    def _undo(self, total: Aggregate) -> RecoveredUpdate:
-        recover: Callable[[Aggregate], RecoveredUpdate] = getattr(self.half, "recover_one", self.half.recover)
-        return recover(total)
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +60,7 @@ class Recording:
 class _Observed:
     """The server's half of a protection, with a note of the sum that each round ends in."""
 
-    def __init__(self, inner: ServerHalf) -> None:
+    def __init__(self, inner: AuditedServer) -> None:
         self._inner = inner
         self.total: Aggregate | None = None
 
@@ -104,7 +80,7 @@ class _Observed:
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         self._inner.load_state_tensors(tensors)
 
-    def snapshot(self) -> ServerHalf:
+    def snapshot(self) -> AuditedServer:
         """The half as it is now, with its secrets; what it does later does not change it.
 
         Its streams are replaced: in a simulation they hold the seed, from which everybody's secrets follow.
@@ -113,13 +89,36 @@ class _Observed:
         return copy.deepcopy(self._inner, dict(streams))
 
 
-def _streams_of(half: object, depth: int = 3) -> Iterator[Randomness]:
-    """The streams of a half and of the halves inside it."""
-    for value in vars(half).values():
+def _streams_of(half: object) -> Iterator[Randomness]:
+    """Every stream that can be reached from a half, whoever wrote it, however deep."""
+    waiting, seen = [half], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, Randomness):
             yield value
-        elif depth and type(value).__module__.startswith("bilateral.") and hasattr(value, "__dict__"):
-            yield from _streams_of(value, depth - 1)
+        else:
+            waiting += _parts_of(value)
+
+
+def _parts_of(value: object) -> Iterable[object]:
+    """What `deepcopy` would copy along with it."""
+    match value:
+        case Tensor() | str() | bytes() | type() | ModuleType() | FunctionType():
+            return ()
+        case Mapping():
+            return value.values()
+        case list() | tuple() | set() | frozenset() | deque():
+            return value
+        case MethodType():
+            return (value.__self__,)
+        case partial():
+            return (value.func, *value.args, *value.keywords.values())
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    held = [getattr(value, name) for name in slots if name != "__dict__" and hasattr(value, name)]
+    return (*held, *getattr(value, "__dict__", {}).values())
 
 
 def record(
@@ -136,7 +135,7 @@ def record(
     blueprint = make_blueprint(plan, federation)
     training = blueprint.server()
     initial = copy.deepcopy(training.model)
-    observed = _Observed(training.server)
+    observed = _Observed(audited(training.server))
     training.server = observed
     transcript = Transcript(keep_messages=True)
     rate = plan.federation.dropout
@@ -144,11 +143,10 @@ def record(
     exchange = blueprint.local_exchange(transcript.record, dropouts)
     server_rounds: list[ServerRound] = []
     batches: dict[tuple[str, int], Split] = {}
-    draws = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
         kept = keep is None or round_index in keep
         transcript.keep_messages = kept or round_index == 0  # the set-up happens inside the first round
-        present = sample_clients(federation.names, plan.federation.participation, round_index, draws)
+        present = invited_clients(federation.names, plan.federation.participation, plan.seed, round_index)
         before = training.weights()
         try:
             training.advance(round_index, present, exchange)

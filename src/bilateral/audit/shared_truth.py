@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch import Tensor
 
-from bilateral.audit.shared_views import Session, SharedRun
+from bilateral.audit.shared_recording import SharedRun
+from bilateral.audit.shared_views import Session
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Linear

@@ -59,6 +59,14 @@ class FedAvgServer:
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         return RecoveredUpdate(total.terms[0] / total.total_weight, total.statistics / total.total_weight)
 
+    def recover_one(self, total: Aggregate) -> RecoveredUpdate:
+        """Of any sum, also of one upload alone: the same."""
+        return self.recover(total)
+
+    @property
+    def secrets(self) -> None:
+        """FedSGD has none."""
+
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
 

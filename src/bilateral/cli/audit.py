@@ -11,9 +11,10 @@ import typer
 from rich.markup import escape
 
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.auditor import AnyPlan, AuditProgress, AuditResult, StyleName, audit, stored_plan, stored_result
+from bilateral.audit.auditor import AuditProgress, AuditResult, StyleName, audit, stored_plan, stored_result
+from bilateral.audit.effort import EffortName
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import EffortName
+from bilateral.audit.experiment import AnyPlan
 from bilateral.audit.topics.registry import experiments_for
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.options import (

@@ -15,10 +15,9 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import PlanError
-from bilateral.learning.client import sample_clients
+from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import relative_difference
-from bilateral.randomness import SeededRandomness
 
 REORDERED = "fedavg-reordered"
 """FedSGD with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
@@ -78,9 +77,8 @@ def compare(
         protections = [name for name in LANES if not (alone and LANES[name]["aggregation.masks"] != "none")]
     lanes = _make_lanes(plan, federation, num_controls, protections)
     names = federation.names
-    randomness = SeededRandomness(plan.seed, "federation")
     for round_index in range(plan.training.rounds):
-        participants = sample_clients(names, plan.federation.participation, round_index, randomness)
+        participants = invited_clients(names, plan.federation.participation, plan.seed, round_index)
         for lane in lanes:
             lane.advance(round_index, participants)
         if on_round is not None:

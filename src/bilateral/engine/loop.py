@@ -35,14 +35,13 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
 from bilateral.learning.aggregation import Incident
-from bilateral.learning.client import sample_clients
+from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
-from bilateral.randomness import SeededRandomness
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
@@ -176,8 +175,7 @@ class RoundLoop:
         return [lane.training for lane in (self.main, self.reference) if lane is not None]
 
     def _advance(self, round_index: int) -> None:
-        randomness = SeededRandomness(self.plan.seed, "federation")
-        invited = sample_clients(self.names, self.plan.federation.participation, round_index, randomness)
+        invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
         outsiders = self.main.training.aggregation.outsiders()
         present = self.gather(round_index, [name for name in invited if name not in outsiders])
         started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down

@@ -23,7 +23,7 @@ from bilateral.engine.layers import (
     recovery_check,
 )
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, UnsoundPlanError
-from bilateral.learning.client import Schedule, sample_clients
+from bilateral.learning.client import Schedule, invited_clients
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.sampling import PoissonSchedule
 from bilateral.learning.upload_check import UploadShape
@@ -38,7 +38,6 @@ from bilateral.protocols.noise.term_scales import public_term_scales
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
-from bilateral.randomness import SeededRandomness
 
 NOISE_REACH = 16.0
 """No noise is drawn beyond 13.3 standard deviations (`sound.standard_normal`)."""
@@ -131,10 +130,9 @@ def term_scales(around: Surroundings) -> tuple[float, ...]:
 def exposure_of(around: Surroundings) -> Exposure:
     """How often one sample (or one client) is used, at most, in the plan's rounds."""
     plan, names = around.plan, around.names
-    draws = SeededRandomness(plan.seed, "federation")
     invited: Counter[str] = Counter()
     for round_index in range(plan.training.rounds):
-        invited.update(sample_clients(names, plan.federation.participation, round_index, draws))
+        invited.update(invited_clients(names, plan.federation.participation, plan.seed, round_index))
     return Exposure(
         num_rounds=plan.training.rounds,
         sampling_rate=_rate(around, min(around.sample_counts)) if plan.noise.unit == "sample" else 1.0,

@@ -186,6 +186,11 @@ def num_participants(num_clients: int, participation: float) -> int:
     return max(1, math.ceil(participation * num_clients - 1e-9))
 
 
+def invited_clients(clients: Sequence[str], participation: float, seed: int, round_index: int) -> tuple[str, ...]:
+    """Whom a run with this seed invites to a round. What it spends, and what an audit records, replay just this."""
+    return sample_clients(clients, participation, round_index, SeededRandomness(seed, "federation"))
+
+
 def sample_clients(
     clients: Sequence[str], participation: float, round_index: int, randomness: Randomness
 ) -> tuple[str, ...]:

@@ -161,6 +161,10 @@ class PerturbServer:
         statistics = self._graph.unscale(total.statistics / total.total_weight, secrets.scale_factors, secrets.exchange)
         return RecoveredUpdate(gradient, statistics)
 
+    def recover_one(self, total: Aggregate) -> RecoveredUpdate:
+        """Of any sum, also of one upload alone: the same, for this server adds nothing."""
+        return self.recover(total)
+
     @property
     def secrets(self) -> RoundSecrets:
         """The current round's secrets, for their owner: what a server that attacks its clients knows (the audit)."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest import chosen_sample
 from bilateral.audit.topics.dishonest.chosen_sample import EXPERIMENT
 from bilateral.audit.verdict import judge

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest import dishonest_server
 from bilateral.audit.topics.dishonest.attacks import split_view
 from bilateral.audit.topics.dishonest.dishonest_server import EXPERIMENT

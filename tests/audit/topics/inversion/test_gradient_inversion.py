@@ -6,13 +6,14 @@ import pytest
 import torch
 from scipy import stats
 
+from bilateral.audit.effort import EFFORTS
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import EFFORTS, Context, undefended
+from bilateral.audit.experiment import Context, undefended
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.inversion import sum_inversion
 from bilateral.audit.topics.inversion.attacks.labels import read_label
 from bilateral.audit.topics.inversion.attacks.uploads import best_explained, own_gradient, sum_gradient, true_model
-from bilateral.audit.topics.inversion.gradient_inversion import DEEP_LEAKAGE, GRADIENT_INVERSION, subject_of
+from bilateral.audit.topics.inversion.gradient_inversion import DEEP_LEAKAGE, GRADIENT_INVERSION
 from bilateral.audit.topics.inversion.inversion_evidence import Inversion
 from bilateral.audit.topics.inversion.inversion_methods import MATCHING
 from bilateral.audit.topics.inversion.one_sample_rounds import colluding, one_sample_plan, record_rounds
@@ -173,13 +174,3 @@ def test_matching_meets_its_gates_on_the_default_plans_own_network_where_one_lon
     given = Context(RunPlan().with_settings({"seed": 2}), EFFORTS["standard"])
     rounds = record_rounds(given, undefended(one_sample_plan(given.plan, 5, 20)))
     assert Inversion(given, MATCHING, rounds, rounds, 0).works
-
-
-def test_every_kind_of_plan_names_what_it_says_about_uploads():
-    def subject(**settings: object) -> str | int:
-        return subject_of(context(model__name="mlp-3", **settings).guarantee())
-
-    assert subject() == "single uploads"
-    assert subject(protection="fedavg") == 0
-    assert subject(aggregation__masks="none") == 3
-    assert subject(aggregation__masks="float") == 6

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.inversion.inversion_methods import Observed
 from bilateral.audit.topics.inversion.one_sample_rounds import kit_of, random_gradients
 from bilateral.engine.plan import RunPlan

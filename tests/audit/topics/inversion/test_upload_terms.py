@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.scores import PSNR
 from bilateral.audit.topics.inversion.upload_terms import EXPERIMENT
 from bilateral.audit.verdict import judge

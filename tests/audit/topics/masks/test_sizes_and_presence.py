@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.masks.sizes_and_presence import PRESENCE, SIZES
 from bilateral.audit.verdict import judge
 from bilateral.engine.plan import RunPlan

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.masks.weights_in_sums import EXPERIMENT
 from bilateral.audit.verdict import judge
 from bilateral.engine.plan import RunPlan

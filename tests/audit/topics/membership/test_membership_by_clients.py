@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.scores import AUC
 from bilateral.audit.topics.membership.membership_by_clients import EXPERIMENT
 from bilateral.audit.topics.membership.membership_game import make_game

@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.model.function_recovery import AGREEMENT, EXPERIMENT, PREDICTION_ERROR
 from bilateral.audit.topics.model.trained_runs import trained_plan
 from bilateral.audit.verdict import judge

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bilateral.audit.effort import EFFORTS
 from bilateral.audit.evidence import evidence_from
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.experiment import Context
 from bilateral.audit.scores import p_value
 from bilateral.audit.topics.model.model_inversion import EXPERIMENT, MIN_TRIALS
 from bilateral.audit.topics.model.private_judge import ATTACK_ACCURACY

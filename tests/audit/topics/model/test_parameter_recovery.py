@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.scores import PARAMETER_ERROR
 from bilateral.audit.topics.model.parameter_recovery import CANONICAL_ERROR, EXPERIMENT, FOLLOWED, PATH_ERROR
 from bilateral.audit.topics.model.parameter_values import FACTOR_OCTAVES

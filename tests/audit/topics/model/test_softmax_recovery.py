@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.scores import SOFTMAX_ERROR
 from bilateral.audit.topics.model.softmax_recovery import EXPERIMENT, SUM_ERROR
 from bilateral.audit.verdict import judge

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.distinguishing_game import EXPERIMENT
 from bilateral.audit.verdict import judge, judge_claims

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.noise.recorded_noise import EXPERIMENT
 from bilateral.audit.topics.registry import experiments_for
 from bilateral.audit.verdict import judge, judge_claims

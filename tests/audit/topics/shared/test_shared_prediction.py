@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bilateral.audit.effort import EFFORTS
 from bilateral.audit.evidence import evidence_from
-from bilateral.audit.experiment import EFFORTS, context_of
+from bilateral.audit.experiment import context_of
 from bilateral.audit.topics.shared.shared_first_layer import first_layer_experiment
 from bilateral.audit.topics.shared.shared_prediction import EXPERIMENTS
 from bilateral.audit.topics.shared.shared_setting import prepare
@@ -43,7 +44,7 @@ def hardened():
 def published():
     """The experiments that depend on the comparison."""
     quiet = lambda _fraction, _note: None  # noqa: E731
-    setting = prepare(PLAN, PUBLISHED, EFFORTS["smoke"], SeededRandomness(1, "tests of the audit"), quiet)
+    setting = prepare(PLAN, PUBLISHED, EFFORTS["smoke"].shared, SeededRandomness(1, "tests of the audit"), quiet)
     return [*signs_experiment(setting, quiet), *first_layer_experiment(setting, quiet)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS
+from bilateral.audit.effort import EFFORTS
 from bilateral.audit.topics.shared.shared_games import hiding_experiment, single_answers_experiment
 from bilateral.audit.topics.shared.shared_setting import prepare
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
@@ -42,7 +42,7 @@ def quiet(_fraction, _note):
 
 @pytest.fixture(scope="module")
 def setting():
-    made = prepare(PLAN, HARDENED, EFFORTS["smoke"], SeededRandomness(3, "weak sharing"), quiet)
+    made = prepare(PLAN, HARDENED, EFFORTS["smoke"].shared, SeededRandomness(3, "weak sharing"), quiet)
     return replace(made, effort=replace(made.effort, examples=12, trials=20))
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context, undefended
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context, undefended
 from bilateral.audit.topics.inversion.attacks import stripped_masks
 from bilateral.audit.topics.swapped.matched_uploads import MATCHED, WEIGHED, matched
 from bilateral.audit.topics.swapped.swapped_attackers import attackers_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.swapped.swapped_rounds import play, table_of
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.mask import last_bits

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.swapped.swapped_evidence import LEARNED, READ
 from bilateral.audit.topics.swapped.swapped_uploads import EXPERIMENT
 from bilateral.audit.verdict import judge, judge_claims

@@ -204,6 +204,7 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
 EXPERIMENT = Experiment(
     "chosen-sample",
     "One sample's gradient out of the sum, by a server that chooses its blinders",
+    (_LINE,),
     _applies,
     _run,
     weight=30.0,

@@ -151,6 +151,7 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 EXPERIMENT = Experiment(
     "dishonest-server",
     "Two sums with a client in common, by showing clients different things",
+    ("overlapping sums",),
     _applies,
     _run,
     weight=12.0,

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
+from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment, said_of_uploads, subject_of_uploads, undefended
 from bilateral.audit.threat import facts_of
 from bilateral.audit.topics.inversion.attacks.uploads import true_model
 from bilateral.audit.topics.inversion.inversion_evidence import Inversion
@@ -35,28 +35,19 @@ from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, kit_of, o
 from bilateral.audit.victims import CONVNET, SIGMOID_LENET
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import analyse, initial_model
-from bilateral.protocols.guarantee import Guarantee, Subject
+from bilateral.protocols.guarantee import Guarantee
 
 MOST_PARAMETERS = 200_000
 """Matching a larger network takes minutes an image: a stand-in is tried instead."""
 
 
-def subject_of(guarantee: Guarantee) -> Subject | int:
-    """What a plan says about single uploads: the claim, or the ledger line that admits them."""
-    if has_subject(guarantee, "single uploads"):
-        return "single uploads"
-    return next((line for line in (3, 0, 6) if has_line(guarantee, line)), 3)
-
-
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
-    if has_subject(guarantee, "single uploads") or has_line(guarantee, 0, 3, 6):
-        return ""
-    return "the plan says nothing about single uploads"
+    return "the plan says nothing about single uploads" if said_of_uploads(guarantee) is None else ""
 
 
 def _run_matching(context: Context) -> list[Evidence]:
     """The plan's own network by the best method for it, and a stand-in if that proves nothing."""
-    tests = subject_of(context.guarantee())
+    tests = subject_of_uploads(context.guarantee())
     found: list[Evidence] = []
     doubt = doubt_about_own(context)
     if not doubt:
@@ -89,7 +80,7 @@ def _run_deep_leakage(context: Context) -> list[Evidence]:
     plan = context.plan.with_settings({"model.name": SIGMOID_LENET, "model.options": {}})
     target, control = _recorded(context, plan)
     remark = "on a stand-in, a LeNet with sigmoids, under the same protections: these attacks need a smooth network"
-    tests, methods = subject_of(context.guarantee()), (IDLG, DLG)
+    tests, methods = subject_of_uploads(context.guarantee()), (IDLG, DLG)
     found: list[Evidence] = []
     for number, method in enumerate(methods):
         share = _share_of(context, number / len(methods), (number + 1) / len(methods))
@@ -126,6 +117,10 @@ def _share_of(context: Context, start: float, end: float) -> Callable[[float, st
     return lambda fraction, note: context.on_progress(start + (end - start) * fraction, note)
 
 
-GRADIENT_INVERSION = Experiment("gradient-inversion", "Gradient inversion by the server", _applies, _run_matching, 75.0)
-DEEP_LEAKAGE = Experiment("deep-leakage", "DLG and iDLG by the server", _applies, _run_deep_leakage, 25.0)
+GRADIENT_INVERSION = Experiment(
+    "gradient-inversion", "Gradient inversion by the server", (*ON_UPLOADS, 8, 12), _applies, _run_matching, 75.0
+)
+DEEP_LEAKAGE = Experiment(
+    "deep-leakage", "DLG and iDLG by the server", (*ON_UPLOADS, 8, 12), _applies, _run_deep_leakage, 25.0
+)
 EXPERIMENTS = (GRADIENT_INVERSION, DEEP_LEAKAGE)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bilateral.audit.evidence import Condition, Evidence, Picture
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
-from bilateral.audit.threat import AdversaryName, View, eavesdropper_view, server_view
+from bilateral.audit.threat import eavesdropper_view, server_view
 from bilateral.audit.topics.inversion.attacks.labels import read_label
 from bilateral.audit.topics.inversion.attacks.uploads import (
     best_explained,
@@ -36,6 +36,7 @@ from bilateral.audit.topics.inversion.one_sample_rounds import (
     ruler_of,
 )
 from bilateral.audit.topics.model.attacks.softmax_exchange import softmax_of_query
+from bilateral.audit.views import AdversaryName, View
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bilateral.audit.effort import Effort
 from bilateral.audit.evidence import Gate
-from bilateral.audit.experiment import Effort
 from bilateral.audit.image_metrics import ValueRange, is_image
 from bilateral.audit.scores import INPUT_ERROR, RECONSTRUCTED, SSIM
 from bilateral.audit.topics.inversion.attacks.analytic import (

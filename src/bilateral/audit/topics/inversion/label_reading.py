@@ -9,7 +9,7 @@ from torch import Tensor
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.scores import LABEL, Scores
-from bilateral.audit.threat import View, eavesdropper_view, server_view
+from bilateral.audit.threat import eavesdropper_view, server_view
 from bilateral.audit.topics.inversion.attacks.labels import read_label, read_labels_of_sum
 from bilateral.audit.topics.inversion.attacks.uploads import (
     client_model,
@@ -22,6 +22,7 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
 )
 from bilateral.audit.topics.inversion.inversion_methods import Observed
 from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, Trial, kit_of, observe, random_gradients
+from bilateral.audit.views import View
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
 

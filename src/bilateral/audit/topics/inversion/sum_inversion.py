@@ -140,4 +140,4 @@ def _pictures(
     return (Picture(title, ("target", "best of the candidates"), tuple(rows)),)
 
 
-EXPERIMENT = Experiment("sum-inversion", "Gradient inversion of the sum", _applies, _run, 45.0)
+EXPERIMENT = Experiment("sum-inversion", "Gradient inversion of the sum", (12,), _applies, _run, 45.0)

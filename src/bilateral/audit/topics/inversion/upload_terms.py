@@ -12,7 +12,7 @@ from torch import Tensor
 from bilateral.audit.evidence import Condition, Evidence
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.image_metrics import condition
-from bilateral.audit.threat import View, eavesdropper_view, facts_of
+from bilateral.audit.threat import eavesdropper_view, facts_of
 from bilateral.audit.topics.inversion.attacks.uploads import client_model, rows_of, sent_parameters, upload_of
 from bilateral.audit.topics.inversion.inversion_methods import ANALYTIC, Kit, Observed, best_method, gates_for
 from bilateral.audit.topics.inversion.one_sample_rounds import (
@@ -24,6 +24,7 @@ from bilateral.audit.topics.inversion.one_sample_rounds import (
     record_rounds,
     ruler_of,
 )
+from bilateral.audit.views import View
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.published_model import published_settings
@@ -109,4 +110,4 @@ def _scored(what: str, observed: Observed, rounds: Rounds, kit: Kit) -> Conditio
     return condition(what, [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
-EXPERIMENT = Experiment("upload-terms", "Uploads term by term", _applies, _run, 5.0)
+EXPERIMENT = Experiment("upload-terms", "Uploads term by term", (3,), _applies, _run, 5.0)

@@ -224,6 +224,7 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 EXPERIMENT = Experiment(
     "real-valued-masks",
     "Uploads under the papers' masks: read as they are, told apart, and subtracted from each other",
+    (6,),
     _applies,
     _float_masks,
     weight=10.0,

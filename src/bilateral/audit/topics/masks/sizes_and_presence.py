@@ -25,7 +25,7 @@ from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Entry, Transcript
 from bilateral.errors import ThresholdError
-from bilateral.learning.client import sample_clients
+from bilateral.learning.client import invited_clients
 from bilateral.learning.exchange import Dropouts, Packet
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.upload_check import UploadShape
@@ -170,10 +170,9 @@ def _attended(context: Context, plan: RunPlan) -> _Attended:
     dropouts = Dropouts(_DROPOUT, SeededRandomness(plan.seed, "audit dropouts"), max_replies=2)
     transcript = Transcript(keep_messages=True)
     training, exchange = blueprint.server(), blueprint.local_exchange(transcript.record, dropouts)
-    draws = SeededRandomness(plan.seed, "federation")
     truth: dict[tuple[int, str], Presence] = {}
     for number in range(plan.training.rounds):
-        present = sample_clients(federation.names, plan.federation.participation, number, draws)
+        present = invited_clients(federation.names, plan.federation.participation, plan.seed, number)
         first = len(transcript.entries)
         with suppress(ThresholdError):  # a round that is lost is seen like any other
             training.advance(number, present, exchange)
@@ -205,7 +204,12 @@ def _has_sums(plan: RunPlan, guarantee: Guarantee) -> str:
 
 
 SIZES = Experiment(
-    "sizes-from-refusals", "Sizes of uploads, from refusals of ranges that are too small", _has_ranges, _sizes, 4.0
+    "sizes-from-refusals",
+    "Sizes of uploads, from refusals of ranges that are too small",
+    (11,),
+    _has_ranges,
+    _sizes,
+    4.0,
 )
-PRESENCE = Experiment("presence", "Who takes part and who drops out", _has_sums, _attendance, 3.0)
+PRESENCE = Experiment("presence", "Who takes part and who drops out", (12,), _has_sums, _attendance, 3.0)
 EXPERIMENTS = (SIZES, PRESENCE)

@@ -218,5 +218,10 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
 
 
 EXPERIMENT = Experiment(
-    "weights-in-sums", "Weights and single contributors, from the last bits of sums", _applies, _weights, weight=8.0
+    "weights-in-sums",
+    "Weights and single contributors, from the last bits of sums",
+    ("single uploads",),
+    _applies,
+    _weights,
+    weight=8.0,
 )

@@ -177,5 +177,10 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
 
 
 EXPERIMENT: Final = Experiment(
-    "membership-by-clients", "Membership of other clients' samples, by a curious client", _applies, run, weight=75.0
+    "membership-by-clients",
+    "Membership of other clients' samples, by a curious client",
+    (0, 1),
+    _applies,
+    run,
+    weight=75.0,
 )

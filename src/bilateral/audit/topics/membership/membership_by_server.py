@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.evidence import Condition, Evidence, Gate
-from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
+from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment, has_line, subject_of_uploads, undefended
 from bilateral.audit.membership_metrics import membership_scores
 from bilateral.audit.scores import AUC, TPR_AT_1
 from bilateral.audit.topics.membership.attacks.upload_membership import Method, read_sum, read_upload
@@ -52,20 +52,12 @@ def run(context: Context) -> list[Evidence]:
         plain.append(scenes[-1] if plan == bare else make_scene(context, bare.with_settings(seed), number))
     guarantee = context.guarantee()
     context.on_progress(0.5, "membership by the server: uploads")
-    found = _by_uploads(context, scenes, plain, _tested(context, guarantee))
+    found = _by_uploads(context, scenes, plain, subject_of_uploads(guarantee))
     if has_line(guarantee, 12):
         found += _by_sum(context, scenes, plain)
     found += by_questions(context, scenes, guarantee)
     context.on_progress(1.0, "membership by the server: done")
     return found
-
-
-def _tested(context: Context, guarantee: Guarantee) -> Subject | int:
-    if has_subject(guarantee, "single uploads"):
-        return "single uploads"
-    if context.plan.masks(len(context.federation().names)) == "float":
-        return 6
-    return 3 if context.plan.protection == "perturbation" else 0
 
 
 def _by_uploads(
@@ -235,5 +227,10 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 
 
 EXPERIMENT: Final = Experiment(
-    "membership-by-server", "Membership in a client's batch, by the curious server", _applies, run, weight=30.0
+    "membership-by-server",
+    "Membership in a client's batch, by the curious server",
+    (*ON_UPLOADS, 8, 10, 12),
+    _applies,
+    run,
+    weight=30.0,
 )

@@ -16,23 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bilateral.audit.effort import MemorisingEffort
 from bilateral.audit.experiment import Context
 from bilateral.audit.membership_metrics import as_values, auc
-from bilateral.audit.threat import HIDDEN_SEED, Facts
 from bilateral.audit.topics.membership.attacks.lira import joined, train_plainly
 from bilateral.audit.topics.membership.attacks.membership import Known, confidence
+from bilateral.audit.views import HIDDEN_SEED, Facts
 from bilateral.data import Split
 from bilateral.engine.federation import Federation, Share
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import analyse, initial_model
 from bilateral.errors import DataError
-from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import Randomness
 
 NUM_CLIENTS = 3
@@ -40,24 +39,6 @@ MEMORISED = 0.85
 """The AUC of a plain loss threshold from which natural samples count as memorised."""
 NUM_NULL_SPLITS = 60
 SMALLEST_POOL = 8
-
-
-@dataclass(frozen=True)
-class _Size:
-    """How many members a run has at most, and how long it takes a network to memorise them."""
-
-    fold: int
-    rounds: int
-    learning_rate: float
-
-
-SIZES: Final[dict[tuple[Loss, bool], _Size]] = {
-    ("ce", False): _Size(150, 100, 0.005),
-    ("ce", True): _Size(60, 60, 0.008),
-    ("mse", False): _Size(80, 200, 0.004),  # the squared error is memorised more slowly
-    ("mse", True): _Size(40, 150, 0.006),
-}
-"""By loss, and whether it is a smoke test; found by plain training on digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +114,7 @@ class Dealt:
 def make_game(context: Context) -> Game:
     """The game for a plan, with canaries if natural samples are not memorised."""
     federation = context.federation()
-    chosen = SIZES[federation.problem.loss, context.effort.name == "smoke"]
+    chosen = context.effort.memorising[federation.problem.loss]
     plan = audit_sized(context.plan, chosen)
     names = _players(plan, federation)
     drawn = context.randomness("membership", "deal")
@@ -151,7 +132,7 @@ def make_game(context: Context) -> Game:
     return replace(game, known=Known(members, strangers), pool=pool)
 
 
-def audit_sized(plan: RunPlan, size: _Size) -> RunPlan:
+def audit_sized(plan: RunPlan, size: MemorisingEffort) -> RunPlan:
     """The same protection, trained on few samples until they are memorised: all of them in every round."""
     return plan.with_settings(
         {
@@ -215,7 +196,7 @@ def _shuffled(shares: Sequence[Split], randomness: Randomness) -> Split:
     return everything.subset(randomness.permutation(len(everything)))
 
 
-def _fold_size(num_available: int, chosen: _Size) -> int:
+def _fold_size(num_available: int, chosen: MemorisingEffort) -> int:
     size = min(chosen.fold, num_available // 6)
     if size < SMALLEST_POOL:
         raise DataError(

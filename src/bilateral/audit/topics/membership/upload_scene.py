@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bilateral.audit.experiment import Context
-from bilateral.audit.threat import View, server_view
+from bilateral.audit.threat import server_view
 from bilateral.audit.topics.membership.attacks.lira import joined
 from bilateral.audit.topics.membership.attacks.upload_membership import Bench, sample_gradients
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError

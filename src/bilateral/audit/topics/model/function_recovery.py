@@ -21,7 +21,7 @@ from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import AGREEMENT, Metric, Scores, mean_interval
-from bilateral.audit.threat import View, client_view, eavesdropper_view, facts_of
+from bilateral.audit.threat import client_view, eavesdropper_view, facts_of
 from bilateral.audit.topics.model.attacks.group_secrets import (
     Outputs,
     fit_outputs,
@@ -31,6 +31,7 @@ from bilateral.audit.topics.model.attacks.group_secrets import (
 )
 from bilateral.audit.topics.model.attacks.softmax_exchange import outputs_from_exchange
 from bilateral.audit.topics.model.trained_runs import NUM_TRIALS, recorded, trained_plan
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import initial_model
@@ -318,5 +319,5 @@ def _joined(splits: Sequence[Split]) -> Split:
 
 
 EXPERIMENT = Experiment(
-    "function-recovery", "the model's function, by clients and eavesdroppers", _applies, _run, weight=20.0
+    "function-recovery", "the model's function, by clients and eavesdroppers", (0, 1), _applies, _run, weight=20.0
 )

@@ -18,15 +18,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bilateral.audit.effort import InvertingEffort
 from bilateral.audit.evidence import Condition, Evidence, Gate, Picture
-from bilateral.audit.experiment import Context, Effort, Experiment, has_line, undefended
+from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.recording import Recording, record
 from bilateral.audit.scores import Scores
-from bilateral.audit.threat import View, client_view
+from bilateral.audit.threat import client_view
 from bilateral.audit.topics.model.attacks.generator import ImagePrior, train_prior
 from bilateral.audit.topics.model.attacks.group_secrets import fit_outputs, naive_outputs
 from bilateral.audit.topics.model.attacks.model_inversion import Outputs, SearchSettings, invert_classes
 from bilateral.audit.topics.model.private_judge import ATTACK_ACCURACY, PrivateJudge
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
@@ -42,7 +44,6 @@ the attack gets below 1 / classes, and with 30 trials the interval of 0.7 (0.51 
 MIN_TRIALS = 12
 """Four metrics in a paired test: 4 / 2^11 is the first below the level of the judge."""
 MAX_CLASSES = 20
-MIN_ROUNDS = 50
 LEARNED = 0.8
 """Test accuracy from which a shortened training is worth attacking; below it the plan gets all its rounds."""
 MOST_PICTURE_ROWS = 10
@@ -60,18 +61,15 @@ class _Budget:
     search: SearchSettings
 
     @staticmethod
-    def of(plan: RunPlan, effort: Effort, num_classes: int) -> _Budget:
-        """At standard effort three runs of a third of the plan's rounds (at least 50): they cost one training."""
-        rounds, search = plan.training.rounds, SearchSettings()
-        fewest = -(-MIN_TRIALS // num_classes)
-        match effort.name:
-            case "smoke":
-                brief = replace(search, steps=60, restarts=4)
-                return _Budget(max(2, fewest), min(rounds, 40), 500, 300, brief)
-            case "standard":
-                return _Budget(max(3, fewest), min(rounds, max(MIN_ROUNDS, -(-rounds // 3))), 1000, 400, search)
-            case _:
-                return _Budget(max(5, fewest), rounds, 3000, 1500, replace(search, steps=400, restarts=16))
+    def of(effort: InvertingEffort, planned_rounds: int, num_classes: int) -> _Budget:
+        """With as many runs as it takes for `MIN_TRIALS`."""
+        return _Budget(
+            max(effort.runs, -(-MIN_TRIALS // num_classes)),
+            effort.rounds_of(planned_rounds),
+            effort.prior_steps,
+            effort.judge_steps,
+            SearchSettings(effort.search_steps, effort.search_restarts),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +113,10 @@ def _prepare(context: Context, federation: Federation) -> _Game:
     if len(present) < 2:
         raise DataError("Model inversion needs samples of two or more classes.", remedy="Use fewer clients.")
     classes = present[context.randomness("inversion", "classes").permutation(len(present))[:MAX_CLASSES]].sort().values
-    budget = _Budget.of(context.plan, context.effort, len(classes))
-    if context.effort.name == "standard" and not _learns(context.plan, federation, budget.rounds):
-        budget = replace(budget, rounds=context.plan.training.rounds)
+    effort, planned = context.effort.inverting, context.plan.training.rounds
+    budget = _Budget.of(effort, planned, len(classes))
+    if effort.may_take_all and not _learns(context.plan, federation, budget.rounds):
+        budget = replace(budget, rounds=planned)
     judge = PrivateJudge.train(
         private, federation.problem.num_outputs, context.randomness("inversion", "judge"), steps=budget.judge_steps
     )
@@ -267,4 +266,6 @@ def applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
     return "" if has_line(guarantee, 0, 1) else "the plan shows no client a model"
 
 
-EXPERIMENT = Experiment("model-inversion", "Model inversion by a curious client (GMI)", applies, run, weight=40.0)
+EXPERIMENT = Experiment(
+    "model-inversion", "Model inversion by a curious client (GMI)", (0, 1), applies, run, weight=40.0
+)

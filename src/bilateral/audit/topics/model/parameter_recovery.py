@@ -195,4 +195,6 @@ def _evidence(
     )
 
 
-EXPERIMENT = Experiment("parameter-recovery", "values of the parameters, by a client", _applies, _run, weight=20.0)
+EXPERIMENT = Experiment(
+    "parameter-recovery", "values of the parameters, by a client", (7, 9, 15), _applies, _run, weight=20.0
+)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.experiment import Context, undefended
-from bilateral.audit.recording import Recording, ServerRound
-from bilateral.audit.threat import View, client_view, eavesdropper_view
+from bilateral.audit.recording import Recording
+from bilateral.audit.threat import client_view, eavesdropper_view
 from bilateral.audit.topics.model.attacks.group_secrets import (
     ReceivedModel,
     fit_group_secrets,
@@ -18,6 +18,7 @@ from bilateral.audit.topics.model.attacks.group_secrets import (
 )
 from bilateral.audit.topics.model.attacks.softmax_exchange import secrets_from_exchange
 from bilateral.audit.topics.model.trained_runs import NUM_TRIALS, trained_plan
+from bilateral.audit.views import ServerRound, View
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.setup import initial_model
 from bilateral.protocols.perturb.secrets import RoundSecrets

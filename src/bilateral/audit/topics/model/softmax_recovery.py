@@ -19,8 +19,9 @@ from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import SOFTMAX_ERROR, Metric, Scores
-from bilateral.audit.threat import AdversaryName, View, client_view, eavesdropper_view, facts_of, server_view
+from bilateral.audit.threat import client_view, eavesdropper_view, facts_of, server_view
 from bilateral.audit.topics.model.attacks import softmax_exchange as attacks
+from bilateral.audit.views import AdversaryName, View
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
 
@@ -236,6 +237,7 @@ def _spread(values: Tensor, everything: Tensor) -> Tensor:
 EXPERIMENT = Experiment(
     "softmax-recovery",
     "softmax values and activation sums, from the cross-entropy exchange",
+    (2, 8, 10),
     _applies,
     _run,
     weight=2.0,

@@ -14,8 +14,8 @@ NUM_EARLY_ROUNDS = 10
 def trained_plan(context: Context) -> RunPlan:
     """The plan as clients see it, at its own length: what the server sends does not depend on the masks of uploads."""
     rounds = max(NUM_TRIALS, context.plan.training.rounds)
-    if context.effort.name == "smoke":
-        rounds = min(rounds, NUM_LATE_ROUNDS)
+    if context.effort.most_trained_rounds is not None:
+        rounds = min(rounds, context.effort.most_trained_rounds)
     # Whether a client is invited to a round changes nothing of what it is sent: here it is invited to all.
     plan = context.plan.with_settings({"training.rounds": rounds, "federation.participation": 1.0})
     bare = plan.noise.mechanism == "none" and plan.protection == "perturbation"

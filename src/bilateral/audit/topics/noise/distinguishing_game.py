@@ -59,6 +59,7 @@ def _run(context: Context) -> Sequence[Evidence]:
 EXPERIMENT = Experiment(
     "distinguishing-game",
     "Differential privacy: two neighbouring worlds told apart, and the epsilon that this refutes",
+    ("differential privacy", "published differential privacy", 4),
     _applies,
     _run,
     weight=60.0,

@@ -13,13 +13,11 @@ from bilateral.audit.epsilon_bound import epsilon_lower_bound, gaussian_separati
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.experiment import Context
 from bilateral.audit.scores import EPSILON_BOUND, Scores
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio
+from bilateral.audit.views import AdversaryName
 from bilateral.protocols.guarantee import Subject
 
 QUARTER = 0.25
-MANY_TRIALS = {"smoke": 20_000, "standard": 200_000, "thorough": 1_000_000}
-"""Trials of a round where trials are coordinates of one upload."""
 Outcome = tuple[Tensor, Tensor]
 Play = Callable[[float], Outcome]
 """Plays the game with this fraction of the plan's noise: scores with the unit, and without it."""

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording
-from bilateral.audit.threat import View, server_view
+from bilateral.audit.threat import server_view
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.views import View
 from bilateral.engine.layers import ClientParts, Seat
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.sound_layer import num_terms, sound_layer, sound_noise
@@ -29,7 +30,6 @@ from bilateral.protocols.noise.sound import SoundNoiseSettings
 
 _MOST_NUMBERS = 1e7
 """Of all single uploads together."""
-NUM_ROUNDS = {"smoke": 6, "standard": 30, "thorough": 150}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class RunNoise:
 
 def short_plan(context: Context, settings: SoundNoiseSettings, clients: int, numbers: int) -> RunPlan:
     """The plan's own noise in fewer rounds. `numbers`: of one upload."""
-    wanted = min(NUM_ROUNDS[context.effort.name], context.plan.training.rounds)
+    wanted = min(context.effort.noisy_rounds, context.plan.training.rounds)
     rounds = max(2, min(wanted, int(_MOST_NUMBERS / (clients * numbers))))
     changed = {"noise.epsilon": None, "noise.noise_multiplier": settings.noise_multiplier, "training.rounds": rounds}
     return context.plan.with_settings(changed)

@@ -11,21 +11,18 @@ from torch import Tensor
 
 from bilateral.audit.epsilon_bound import num_trials_to_show
 from bilateral.audit.experiment import Context
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import (
     gaussian_log_ratio,
     outside_support,
     uniform_sum_log_ratio,
 )
-from bilateral.audit.topics.noise.noise_game import MANY_TRIALS, Game, Outcome, Play
+from bilateral.audit.topics.noise.noise_game import Game, Outcome, Play
+from bilateral.audit.views import AdversaryName
 from bilateral.engine.layers import Layer, Surroundings
 from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer, sensitivity
 from bilateral.protocols.noise.published_model import PublishedModel
 from bilateral.randomness import SeededRandomness
-
-_MOST_ROUNDS = {"smoke": 2_000, "standard": 32_768, "thorough": 131_072}
-"""Rounds of P2's scheme, each with scale factors of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def published_games(context: Context, around: Surroundings) -> list[Game]:
     wanted = max(effort.trials, num_trials_to_show(epsilon + 0.7, context.plan.noise.delta))
     rounds = worlds.published_draws(
         model,
-        min(wanted, _MOST_ROUNDS[effort.name]),
+        min(wanted, effort.factor_rounds),
         draws.child("factors"),
         lambda done: context.on_progress(0.3 * done, "drawing P2's scale factors"),
     )
@@ -187,7 +184,7 @@ def naive_games(context: Context, around: Surroundings) -> list[Game]:
     """Every upload is seen by itself; its first term carries normal noise in the *perturbed* coordinates."""
     epsilon, sigma = _claimed(around, mp_dp_naive_layer, "local")
     first, second = worlds.honest_batches(around, context.federation())
-    assumed, many = sensitivity(around), MANY_TRIALS[context.effort.name]
+    assumed, many = sensitivity(around), context.effort.noise_trials
     difference = (worlds.perturbed_upload(around, second).terms - worlds.perturbed_upload(around, first).terms)[0]
     moved, draws = float(difference.double().norm()), context.randomness("local")
 
@@ -212,7 +209,7 @@ def central_games(context: Context, around: Surroundings) -> list[Game]:
     """The server is trusted; others see the mean gradient with its noise, at best."""
     epsilon, sigma = _claimed(around, mp_cdp_layer, "central")
     first, second = worlds.honest_batches(around, context.federation())
-    many, draws, clients = MANY_TRIALS[context.effort.name], context.randomness("central"), around.num_participants
+    many, draws, clients = context.effort.noise_trials, context.randomness("central"), around.num_participants
     moved = float((worlds.true_gradient(around, second) - worlds.true_gradient(around, first)).norm()) / clients
 
     def noise_of(deviation: float) -> Tensor:

@@ -30,7 +30,6 @@ from bilateral.audit.epsilon_bound import epsilon_lower_bound
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Context, Experiment
 from bilateral.audit.scores import EPSILON_BOUND, Scores
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise.attacks.batch_sampling import Sampling, sampling_limits
 from bilateral.audit.topics.noise.attacks.noise_residuals import (
     deviation_limit,
@@ -40,6 +39,7 @@ from bilateral.audit.topics.noise.attacks.noise_residuals import (
 )
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
 from bilateral.audit.topics.noise.noise_of_a_run import RunNoise, noise_of_run, short_plan
+from bilateral.audit.views import AdversaryName
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.sound_layer import SoundNoise, num_terms, sound_noise
 from bilateral.protocols.guarantee import Guarantee
@@ -282,6 +282,7 @@ def _evidence(
 EXPERIMENT = Experiment(
     "recorded-noise",
     "Differential privacy: the noise that the real parties added, and the epsilon that it is good for",
+    ("differential privacy",),
     _applies,
     _run,
     weight=25.0,

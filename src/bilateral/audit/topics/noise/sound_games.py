@@ -10,16 +10,13 @@ import torch
 
 from bilateral.audit.epsilon_bound import largest_bound, num_trials_to_show
 from bilateral.audit.experiment import Context
-from bilateral.audit.threat import AdversaryName
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio, projection, sampled_log_ratio
-from bilateral.audit.topics.noise.noise_game import MANY_TRIALS, Game, Outcome
+from bilateral.audit.topics.noise.noise_game import Game, Outcome
+from bilateral.audit.views import AdversaryName
 from bilateral.engine.layers import Surroundings
 from bilateral.engine.sound_layer import SoundNoise, num_terms, sound_layer, sound_noise
 from bilateral.randomness import SeededRandomness
-
-_MOST_DRAWS = {"smoke": 3e6, "standard": 2e8, "thorough": 2e9}
-"""Normal numbers that a composed game may draw."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,9 @@ def sound_games(context: Context, around: Surroundings) -> list[Game]:
     honest, everybody = noise.settings.min_honest, around.num_participants
     half = layer.make_client(worlds.first_seat(around)).half
     moved = worlds.clipped_difference(around, federation, half, layer.make_server(around.model), clip)
-    many, draws = MANY_TRIALS[context.effort.name], context.randomness("sound")
+    many, draws = context.effort.noise_trials, context.randomness("sound")
     wanted = num_trials_to_show(row.epsilon + 0.3, row.delta)
-    affordable = int(_MOST_DRAWS[context.effort.name] / (rounds * terms * honest))
+    affordable = int(context.effort.noise_draws / (rounds * terms * honest))
     composed = max(1_000, min(max(2 * wanted, 20_000), affordable, many))
 
     def progress(number: int) -> None:

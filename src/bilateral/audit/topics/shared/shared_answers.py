@@ -10,13 +10,8 @@ from torch import Tensor, nn
 
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
 from bilateral.audit.scores import Metric, Scores, rate_interval
-from bilateral.audit.shared_views import (
-    SharedView,
-    circuits_read,
-    helping_view,
-    listening_view,
-    querying_view,
-)
+from bilateral.audit.shared_recording import helping_view, listening_view, querying_view
+from bilateral.audit.shared_views import SharedView, circuits_read
 from bilateral.audit.topics.shared.attacks.answer_copying import copy_answers
 from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting
 from bilateral.learning.hetero.answers import PlainAnswers

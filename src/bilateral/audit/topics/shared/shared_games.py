@@ -20,15 +20,9 @@ import numpy as np
 
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.scores import Metric, Scores
+from bilateral.audit.shared_recording import SharedParties, SharedRun, answering_view, helping_view, querying_view
 from bilateral.audit.shared_truth import with_random_words, without_masks
-from bilateral.audit.shared_views import (
-    SharedParties,
-    SharedRun,
-    SharedView,
-    answering_view,
-    helping_view,
-    querying_view,
-)
+from bilateral.audit.shared_views import SharedView
 from bilateral.audit.topics.shared.attacks.telling_apart import describe, guess_worlds
 from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting
 from bilateral.audit.topics.shared.shared_worlds import (

@@ -47,7 +47,9 @@ def _run(context: HeteroContext, steps: Sequence[tuple[_Step, float]]) -> Sequen
         return lambda fraction, note: context.on_progress((start + weight * fraction) / total, note)
 
     draws = context.randomness("shared prediction")
-    setting = prepare(context.plan, context.style, context.effort, draws, part(0.0, _PREPARATION), context.data_dir)
+    setting = prepare(
+        context.plan, context.style, context.effort.shared, draws, part(0.0, _PREPARATION), context.data_dir
+    )
     found: list[Evidence] = []
     start = _PREPARATION
     for step, weight in steps:
@@ -60,15 +62,19 @@ EXPERIMENTS: Final = (
     Experiment(
         "shared-answers",
         "Secret-shared prediction: what the querying party learns",
+        ("signs of activations", 5, 13, 14),
         _applies,
         partial(_run, steps=_SIZES),
         36.0,
+        kinds=(HeteroPlan,),
     ),
     Experiment(
         "hidden-queries",
         "Secret-shared prediction: what the other parties learn, and who said what",
+        ("shared prediction, server", "shared prediction, answering party", "single answers", 5),
         _applies,
         partial(_run, steps=_GAMES),
         36.0,
+        kinds=(HeteroPlan,),
     ),
 )

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bilateral.audit.experiment import Effort
-from bilateral.audit.shared_views import SharedParties, blinded_numbers, querying_view
+from bilateral.audit.effort import SharedEffort
+from bilateral.audit.shared_recording import SharedParties, querying_view
+from bilateral.audit.shared_views import blinded_numbers
 from bilateral.data import Split
 from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.hetero_setup import answerers_of, deal, make_client
@@ -27,29 +28,6 @@ from bilateral.randomness import Randomness
 Progress = Callable[[float, str], None]
 Seen = Mapping[str, Sequence[Tensor]]
 """What the querying party sees of comparisons, unmasked: by answering party, u of every comparison."""
-
-
-@dataclass(frozen=True)
-class SharedEffort:
-    """An audit's effort, in what these experiments count. The same in every condition."""
-
-    queries: int
-    repeats: int
-    """How often the adaptive querying party asks the same."""
-    examples: int
-    """Runs of each world that an attacker plays by itself."""
-    trials: int
-    """Runs that it is shown afterwards."""
-    copies: int
-    """Training steps of a copy."""
-
-    @classmethod
-    def of(cls, effort: Effort) -> SharedEffort:
-        return {
-            "smoke": cls(16, 4, 16, 20, 100),
-            "standard": cls(effort.images, 8, 60, 40, effort.steps),
-            "thorough": cls(effort.images, 16, 200, 200, effort.steps),
-        }[effort.name]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +62,7 @@ class SharedSetting:
 def prepare(
     plan: HeteroPlan,
     style: ComparisonStyle,
-    effort: Effort,
+    effort: SharedEffort,
     randomness: Randomness,
     on_progress: Progress,
     data_dir: Path | None = None,
@@ -113,7 +91,7 @@ def prepare(
         shadows[name] = trained[label]
     queries = own.make_queries(1)
     return SharedSetting(
-        plan, style, SharedEffort.of(effort), randomness, querier, own.model, queries, networks, models, shadows,
+        plan, style, effort, randomness, querier, own.model, queries, networks, models, shadows,
         shares.test,
     )  # fmt: skip
 

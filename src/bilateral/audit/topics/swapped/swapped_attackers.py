@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bilateral.audit.experiment import Context, has_subject
+from bilateral.audit.experiment import Context, has_subject, subject_of_uploads
 from bilateral.audit.recording import Recording
-from bilateral.audit.threat import AdversaryName, View, client_view, eavesdropper_view, server_view
+from bilateral.audit.threat import client_view, eavesdropper_view, server_view
 from bilateral.audit.topics.swapped.swapped_rounds import Table
+from bilateral.audit.views import AdversaryName, View
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.messages import Message
@@ -38,7 +39,7 @@ def attackers_of(context: Context, table: Table, guarantee: Guarantee) -> list[A
         if len(pooled) > 1:
             found.append(_clients("colluding clients", pooled))
         found.append(Attacker("eavesdropper", "other clients' uploads", (), eavesdropper_view, sees_uploads=True))
-    tests = _tests(context, guarantee, len(table.names))
+    tests = subject_of_uploads(guarantee)
     found.append(Attacker("curious server", tests, (), server_view, sees_uploads=True))
     colluding = others[: _most_colluding(context.plan, len(table.names))]
     if tests == "single uploads" and colluding:
@@ -64,14 +65,6 @@ def _clients(adversary: AdversaryName, names: tuple[str, ...]) -> Attacker:
         sees_uploads=False,
         naive=len(names) == 1,
     )
-
-
-def _tests(context: Context, guarantee: Guarantee, num_clients: int) -> Subject | int:
-    if has_subject(guarantee, "single uploads"):
-        return "single uploads"
-    if context.plan.masks(num_clients) == "float":
-        return 6
-    return 3 if context.plan.protection == "perturbation" else 0
 
 
 def _most_colluding(plan: RunPlan, num_clients: int) -> int:

@@ -9,7 +9,7 @@ from bilateral.audit.evidence import Evidence, Gate
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import Metric
-from bilateral.audit.threat import View, eavesdropper_view
+from bilateral.audit.threat import eavesdropper_view
 from bilateral.audit.topics.swapped.attacks.swapped_worlds import (
     ADAPTIVE_READING,
     NAIVE_READING,
@@ -21,6 +21,7 @@ from bilateral.audit.topics.swapped.attacks.swapped_worlds import (
 from bilateral.audit.topics.swapped.swapped_attackers import Attacker, left_out_of
 from bilateral.audit.topics.swapped.swapped_rounds import Match
 from bilateral.audit.topics.swapped.swapped_runs import SUCCESS, Runs, condition_of, more_coins
+from bilateral.audit.views import View
 from bilateral.protocols.messages import Message
 
 READ: Final = Metric("worlds told by reading", "high", is_rate=True, digits=2)

@@ -13,7 +13,6 @@ from bilateral.engine.plan import RunPlan
 from bilateral.randomness import Randomness
 
 SUCCESS: Final = 0.9
-NUM_TRIALS: Final = {"smoke": 20, "standard": 40, "thorough": 120}
 NUM_OWN: Final = 3
 """Runs that the attacker plays by itself: what differs from model to model must not be taken for the world."""
 FEWEST_OWN: Final = 8
@@ -37,7 +36,7 @@ class Runs:
 
 def play_all(context: Context, table: Table) -> Runs:
     """All runs; FedSGD has the seeds and the coins of the plan's own runs."""
-    trials = NUM_TRIALS[context.effort.name]
+    trials = context.effort.swapped_rounds
     few = max(FEWEST_OWN, trials // (2 * NUM_OWN))
     plan, bare = table.plan, undefended(table.plan)
     player = _Player(context, table)

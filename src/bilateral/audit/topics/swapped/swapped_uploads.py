@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 from bilateral.audit.evidence import Evidence
-from bilateral.audit.experiment import Context, Experiment
+from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment
 from bilateral.audit.topics.swapped.matched_uploads import matched
 from bilateral.audit.topics.swapped.swapped_attackers import attackers_of
 from bilateral.audit.topics.swapped.swapped_evidence import evidence_of
@@ -52,5 +52,10 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 
 
 EXPERIMENT: Final = Experiment(
-    "swapped-uploads", "Two clients' batches, swapped or not: told apart by single uploads", _applies, run, weight=15.0
+    "swapped-uploads",
+    "Two clients' batches, swapped or not: told apart by single uploads",
+    (*ON_UPLOADS, "other clients' uploads"),
+    _applies,
+    run,
+    weight=15.0,
 )

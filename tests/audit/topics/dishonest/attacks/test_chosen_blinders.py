@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest.attacks.chosen_blinders import answer_about, gradient_of_chosen, towards_likeliest
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint

@@ -7,7 +7,8 @@ from functools import cache, partial
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest.attacks import split_view
 from bilateral.audit.topics.dishonest.attacks.split_view import Stage
 from bilateral.audit.topics.dishonest.staged_rounds import Cast, _answer, _unrecorded

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.inversion.attacks.uploads import own_gradient, sum_gradient
 from bilateral.engine.plan import RunPlan

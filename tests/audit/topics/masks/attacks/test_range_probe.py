@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.topics.masks.attacks.range_probe import sizes_told
 from bilateral.audit.topics.masks.sizes_and_presence import _probed, _true_sizes
 from bilateral.engine.plan import RunPlan

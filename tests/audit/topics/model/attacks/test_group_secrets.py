@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.threat import client_view, eavesdropper_view, facts_of
 from bilateral.audit.topics.model.attacks.group_secrets import (
     ReceivedModel,

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.threat import client_view, eavesdropper_view, facts_of, server_view
 from bilateral.audit.topics.model.attacks import softmax_exchange as attacks
 from bilateral.engine.plan import RunPlan

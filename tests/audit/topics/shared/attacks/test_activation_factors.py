@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from tests.audit.shared_samples import asked
 
-from bilateral.audit.shared_views import blinded_numbers, querying_view
+from bilateral.audit.shared_recording import querying_view
+from bilateral.audit.shared_views import blinded_numbers
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries, first_layer, read_exactly
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tests.audit.shared_samples import asked, some_queries
 
+from bilateral.audit.shared_recording import querying_view
 from bilateral.audit.shared_truth import compared_numbers
-from bilateral.audit.shared_views import blinded_numbers, querying_view
+from bilateral.audit.shared_views import blinded_numbers
 from bilateral.audit.topics.shared.attacks.activation_signs import read_by_vote, read_once
 from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
 

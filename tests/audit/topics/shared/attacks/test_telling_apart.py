@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from tests.audit.shared_samples import NAMES, small_network, some_queries
 
+from bilateral.audit.shared_recording import SharedParties, answering_view, helping_view
 from bilateral.audit.shared_truth import without_masks
-from bilateral.audit.shared_views import SharedParties, answering_view, helping_view
 from bilateral.audit.topics.shared.attacks.telling_apart import describe, guess_worlds
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.randomness import SeededRandomness

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bilateral.audit.experiment import EFFORTS, Context
+from bilateral.audit.effort import EFFORTS
+from bilateral.audit.experiment import Context
 from bilateral.audit.threat import client_view, eavesdropper_view, server_view
 from bilateral.audit.topics.swapped.attacks.swapped_worlds import (
     DIFFERENCE,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bilateral.audit.threat import View
+from bilateral.audit.views import View
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.fixed_point import FixedPointFormat, decode_sum
 from bilateral.protocols.mask.graph import PairGraph, graph_seed

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import replace_all_batch_norm_modules_
 
-from bilateral.audit.threat import Facts, View
 from bilateral.audit.topics.inversion.attacks.gradient_matching import GradientModel
 from bilateral.audit.topics.inversion.attacks.stripped_masks import stripped_upload
+from bilateral.audit.views import Facts, View
 from bilateral.data import Split
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import RoundModel, Upload

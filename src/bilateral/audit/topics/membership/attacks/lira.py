@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.audit.threat import Facts
 from bilateral.audit.topics.membership.attacks.membership import confidence
+from bilateral.audit.views import Facts
 from bilateral.data import Split
 from bilateral.models.zoo import build_model
 from bilateral.randomness import Randomness

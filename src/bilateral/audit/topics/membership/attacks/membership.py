@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.audit.threat import View
 from bilateral.audit.topics.model.attacks.group_secrets import Outputs, ReceivedModel, fit_group_secrets
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.randomness import Randomness
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from bilateral.audit.threat import View
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.errors import DataError
 from bilateral.models.scale_graph import ScaleGraph

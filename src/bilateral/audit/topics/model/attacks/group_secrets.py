@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.audit.threat import View
+from bilateral.audit.views import View
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.data import Split
 from bilateral.errors import DataError, PlanError

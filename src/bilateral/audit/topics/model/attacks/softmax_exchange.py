@@ -18,8 +18,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.audit.threat import View
 from bilateral.audit.topics.model.attacks.group_secrets import Outputs, ReceivedModel, noise_patterns
+from bilateral.audit.views import View
 from bilateral.errors import DataError, PlanError
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.perturb.cross_entropy import ClientBlinders, unblind

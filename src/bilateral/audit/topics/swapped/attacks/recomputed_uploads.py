@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from bilateral.audit.threat import Facts, View
+from bilateral.audit.views import Facts, View
 from bilateral.baselines.fedavg import FedAvgClient
 from bilateral.data import Split
 from bilateral.learning.halves import ClientHalf

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bilateral.audit.threat import View
 from bilateral.audit.topics.inversion.attacks.stripped_masks import RingUpload, stripped_values
 from bilateral.audit.topics.swapped.attacks.recomputed_uploads import needs_answers
 from bilateral.audit.topics.swapped.attacks.swapped_worlds import Suspicion
+from bilateral.audit.views import View
 from bilateral.protocols.mask.fixed_point import MAX_WEIGHT, FixedPointFormat
 from bilateral.protocols.messages import Upload
 

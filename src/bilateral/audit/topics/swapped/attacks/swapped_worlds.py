@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bilateral.audit.threat import View
 from bilateral.audit.topics.inversion.attacks.gradient_matching import GradientModel
 from bilateral.audit.topics.inversion.attacks.stripped_masks import stripped_upload
 from bilateral.audit.topics.inversion.attacks.uploads import (
@@ -36,6 +35,7 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
     upload_of,
 )
 from bilateral.audit.topics.swapped.attacks.recomputed_uploads import Rehearsal
+from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.transcript import Entry
 from bilateral.learning.exchange import SERVER, SETUP

@@ -6,16 +6,9 @@ import pytest
 import torch
 from tests.audit.shared_samples import asked
 
+from bilateral.audit.shared_recording import answering_view, helping_view, listening_view, querying_view
 from bilateral.audit.shared_truth import compared_numbers, without_masks
-from bilateral.audit.shared_views import (
-    answering_view,
-    blinded_numbers,
-    circuits_read,
-    comparison_bits,
-    helping_view,
-    listening_view,
-    querying_view,
-)
+from bilateral.audit.shared_views import blinded_numbers, circuits_read, comparison_bits
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.gates.comparison import PUBLISHED

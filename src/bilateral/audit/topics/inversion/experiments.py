@@ -1,0 +1,14 @@
+"""The experiments of this topic, in the order in which audits show them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bilateral.audit.experiment import Experiment
+from bilateral.audit.topics.inversion import gradient_inversion, sum_inversion, upload_terms
+
+EXPERIMENTS: Final[tuple[Experiment, ...]] = (
+    *gradient_inversion.EXPERIMENTS,
+    sum_inversion.EXPERIMENT,
+    upload_terms.EXPERIMENT,
+)
