@@ -12,9 +12,9 @@ from torch import nn
 from bilateral.audit.experiment import EFFORTS, Context
 from bilateral.audit.recording import ServerRound
 from bilateral.audit.threat import HIDDEN_SEED, client_view, eavesdropper_view, server_view
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.exchange import SERVER
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery
 from bilateral.randomness import SeededRandomness
 

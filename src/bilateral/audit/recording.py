@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bilateral.data import Split
-from bilateral.engine.federation import Federation, Problem
+from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Transcript
@@ -21,6 +21,7 @@ from bilateral.errors import ThresholdError
 from bilateral.learning.client import TrainingClient, sample_clients
 from bilateral.learning.exchange import Dropouts
 from bilateral.learning.halves import ServerHalf
+from bilateral.learning.problem import Problem
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload, aggregate
