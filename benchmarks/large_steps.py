@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.bench.bed import make_batch, make_bed
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from torch import nn
 

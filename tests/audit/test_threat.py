@@ -13,9 +13,9 @@ from bilateral.audit.effort import EFFORTS
 from bilateral.audit.experiment import Context
 from bilateral.audit.threat import client_view, eavesdropper_view, server_view
 from bilateral.audit.views import HIDDEN_SEED, ServerRound
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.exchange import SERVER
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery
 from bilateral.randomness import SeededRandomness
 

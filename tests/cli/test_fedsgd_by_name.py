@@ -28,7 +28,7 @@ PAGES = sorted(
 EXPLAINED = {
     "README.md": ("the same as FedAvg with one local step",),
     "docs/decisions/0002-one-gradient-per-round.md": ("The papers call it FedAvg",),
-    "src/bilateral/baselines/fedavg.py": ("which call it FedAvg",),
+    "src/bilateral/protections/fedavg/halves.py": ("which call it FedAvg",),
     "src/bilateral/audit/topics/model/model_inversion.py": ("on what it calls FedAvg",),
 }
 """Where the word is explained or is a paper's, in these words."""

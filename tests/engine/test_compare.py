@@ -1,13 +1,13 @@
 import pytest
 from tests.engine.test_in_process import plan
 
-from bilateral.engine.compare import PROTECTIONS, compare
+from bilateral.engine.compare import LANES, compare
 from bilateral.errors import UnsoundPlanError
 
 
 def test_protections_reach_fedavgs_metric_and_reordering_shows_what_rounding_does():
     rows = compare(plan(training__rounds=5))
-    assert [row["protection"] for row in rows] == ["fedavg", "fedavg-reordered-1", *PROTECTIONS]
+    assert [row["protection"] for row in rows] == ["fedavg", "fedavg-reordered-1", *LANES]
     assert rows[0]["weights_relative_difference"] == 0.0
     for row in rows[1:]:
         assert row["weights_relative_difference"] < 2e-6

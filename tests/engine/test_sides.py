@@ -7,13 +7,14 @@ import torch
 from tests.engine.test_in_process import plan
 from tests.engine.test_stacks import SOUND
 
-from bilateral.engine.federation import Federation, Member, load_federation, load_server_view, load_site_share
+from bilateral.engine.federation import Federation, load_federation, load_server_view, load_site_share
 from bilateral.engine.secrets import OwnSecrets
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.errors import DataError, PlanError, ProtocolError
 from bilateral.learning.exchange import LocalExchange
+from bilateral.learning.problem import Member
 from bilateral.learning.training import relative_difference
-from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
+from bilateral.protections.spoken_messages import to_client, to_server
 from bilateral.protocols.mask.keys import Identity
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.protocols.wire import decode, encode
@@ -51,8 +52,8 @@ class OverTheWire:
         self.client = client
 
     def handle(self, packet):
-        received = [decode(encode(message), TO_CLIENT, "server") for message in packet]
-        return decode(encode(self.client.handle(received)), TO_SERVER, self.client.name)
+        received = [decode(encode(message), to_client(), "server") for message in packet]
+        return decode(encode(self.client.handle(received)), to_server(), self.client.name)
 
 
 def train(training, clients, names, rounds=ROUNDS):

@@ -23,7 +23,7 @@ from tests.fuzz.target import Target
 
 from bilateral.engine.remote.enrolment import Briefing
 from bilateral.learning.exchange import SERVER
-from bilateral.learning.vocabulary import TO_CLIENT
+from bilateral.protections.spoken_messages import to_client
 from bilateral.protocols.wire import decode, encode
 
 SITE = "client-1"
@@ -64,11 +64,11 @@ def _site(name: str, chosen: Any) -> Target:
         client, packet = stages[data[0] % len(stages)]
         changed = list(packet)
         changed[data[1] % len(packet)] = data[2:]
-        messages = [decode(one, TO_CLIENT, SERVER) for one in changed]
+        messages = [decode(one, to_client(), SERVER) for one in changed]
         encode(copy.deepcopy(client).handle(messages))
 
     seeds = tuple(bytes([number, index]) + one for number, (_, p) in enumerate(stages) for index, one in enumerate(p))
-    fields = _of_message(field_mutation(TO_CLIENT))
+    fields = _of_message(field_mutation(to_client()))
     return Target(name, seeds, (fields, fields, fields, _of_message(wire_mutation), _of_message(blind)), handle)
 
 

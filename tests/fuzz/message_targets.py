@@ -18,7 +18,7 @@ import bilateral
 from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import REPLY, read_answer
 from bilateral.engine.remote.hetero_messages import REPLY_OF
-from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
+from bilateral.protections.spoken_messages import to_client, to_server
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import Circuit
@@ -100,8 +100,8 @@ def message_targets() -> tuple[Target, ...]:
     replies = tuple(dict.fromkeys(REPLY_OF.values()))
     named = (
         ("all types", everything, lambda data: _reads_back(data, _unique(everything))),
-        ("to a site", TO_CLIENT, lambda data: _reads_back(data, TO_CLIENT)),
-        ("to the server", TO_SERVER, lambda data: read_answer({REPLY: data}, SENDER)),
+        ("to a site", to_client(), lambda data: _reads_back(data, to_client())),
+        ("to the server", to_server(), lambda data: read_answer({REPLY: data}, SENDER)),
         ("enrolment", (SiteCard, Briefing), lambda data: _reads_back(data, (SiteCard, Briefing))),
         ("to a heterogeneous site", tuple(REPLY_OF), lambda data: _reads_back(data, REPLY_OF)),
         ("from a heterogeneous site", replies, lambda data: _reads_back(data, replies)),

@@ -86,9 +86,9 @@ def test_the_guard_sees_what_is_asked_for_and_hidden_behind_a_typed_error():
 
 def test_every_type_of_message_is_among_the_examples():
     from bilateral.engine.remote.hetero_messages import REPLY_OF
-    from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
+    from bilateral.protections.spoken_messages import to_client, to_server
 
-    assert {*TO_CLIENT, *TO_SERVER, *REPLY_OF, *REPLY_OF.values()} <= {*message_types()}
+    assert {*to_client(), *to_server(), *REPLY_OF, *REPLY_OF.values()} <= {*message_types()}
 
 
 def test_a_case_is_the_same_every_time_whatever_came_before():

@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.data import Split
 from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
@@ -21,6 +20,7 @@ from bilateral.learning.exchange import SETUP, Dropouts, Enough, LocalExchange, 
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader, PairwiseUploader, announce
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.keys import Identity, KeyRing
 from bilateral.protocols.mask.messages import (

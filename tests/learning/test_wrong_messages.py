@@ -13,7 +13,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.exchange import REPLY
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import NumericalRangeError, ThresholdError
-from bilateral.learning.vocabulary import TO_SERVER
+from bilateral.protections.spoken_messages import to_server
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal, SurvivorSignature
 from bilateral.protocols.messages import Message, Upload
 from bilateral.protocols.perturb.messages import SoftmaxQuery
@@ -228,7 +228,7 @@ def changed_on_the_wire(kind, change):
     def tamper(call, answer):
         if call.site != CULPRIT or REPLY not in answer:
             return answer
-        message = decode(answer[REPLY], TO_SERVER, call.site)
+        message = decode(answer[REPLY], to_server(), call.site)
         return {REPLY: encode(change(message))} if isinstance(message, kind) else answer
 
     return tamper

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.errors import DataError
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.bench.bed import make_batch, make_bed
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols import flat_gradients
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.perturb.settings import PerturbationSettings

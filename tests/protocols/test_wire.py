@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.errors import MalformedMessageError
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.membership import KeyRequest, RoundMembers
 from bilateral.protocols.messages import Upload

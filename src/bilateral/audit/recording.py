@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from bilateral.audit.audited_half import AuditedServer, audited
 from bilateral.audit.views import ServerRound
 from bilateral.data import Split
-from bilateral.engine.federation import Federation, Problem
+from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import ThresholdError
 from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts
+from bilateral.learning.problem import Problem
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate

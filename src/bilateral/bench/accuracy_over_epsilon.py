@@ -21,14 +21,15 @@ from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
 from bilateral.errors import NumericalRangeError
+from bilateral.protections.fedavg.protection import FEDAVG
+from bilateral.protections.sound.protection import SOUND
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 
-NO_NOISE = "no claim"
+NO_CLAIM = "no claim"
 ONE_ROUND = "one round, as P2 claims"
 WHOLE_RUN = "whole run"
-FEDAVG = "fedavg"
-MP_CDP = "mp-cdp"
-PUBLISHED = "published"
+YARDSTICKS = {"published": "mp-cdp"}
+"""Which mechanism means the same epsilon."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +137,18 @@ def cases_of(workload: Workload) -> list[tuple[Lane, float | None]]:
     return [
         (lane, epsilon)
         for lane in lanes_of(workload)
-        for epsilon in ((None,) if lane.mechanism == FEDAVG else workload.epsilons)
+        for epsilon in ((None,) if lane.epsilon_meaning is NO_CLAIM else workload.epsilons)
     ]
 
 
 def lanes_of(workload: Workload) -> list[Lane]:
     """FedSGD; published and its ablations, with FedSGD's settings; sound, perturbed and plain."""
-    sound = {"noise.mechanism": "sound"}
+    sound = {"noise.mechanism": SOUND}
     return [
-        Lane(FEDAVG, False, NO_NOISE, {"protection": "fedavg", "aggregation.masks": "none"}),
-        *[Lane(name, True, ONE_ROUND, {"noise.mechanism": name}) for name in (PUBLISHED, MP_CDP, "mp-dp-naive")],
-        Lane("sound", True, WHOLE_RUN, {**sound, **NARROW, **workload.sound_perturbed}),
-        Lane("sound", False, WHOLE_RUN, {**sound, "protection": "fedavg", **workload.sound_plain}),
+        Lane(FEDAVG, False, NO_CLAIM, {"protection": FEDAVG, "aggregation.masks": "none"}),
+        *[Lane(name, True, ONE_ROUND, {"noise.mechanism": name}) for name in ("published", "mp-cdp", "mp-dp-naive")],
+        Lane(SOUND, True, WHOLE_RUN, {**sound, **NARROW, **workload.sound_perturbed}),
+        Lane(SOUND, False, WHOLE_RUN, {**sound, "protection": FEDAVG, **workload.sound_plain}),
     ]
 
 
@@ -200,15 +201,14 @@ def _with_differences(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     To MP-CDP for the published scheme alone: the others do not mean the same epsilon.
     """
-    of_fedavg = {row["dataset"]: row["accuracy"] for row in rows if row["mechanism"] == FEDAVG}
-    of_mp_cdp = {(row["dataset"], row["epsilon"]): row["accuracy"] for row in rows if row["mechanism"] == MP_CDP}
+    accuracy = {(row["dataset"], row["mechanism"], row["epsilon"]): row["accuracy"] for row in rows}
     return [
         {
             **row,
-            "difference_to_fedavg_points": _points(row["accuracy"], of_fedavg[row["dataset"]]),
-            "difference_to_mp_cdp_points": _points(row["accuracy"], of_mp_cdp[row["dataset"], row["epsilon"]])
-            if row["mechanism"] == PUBLISHED
-            else None,
+            "difference_to_fedavg_points": _points(row["accuracy"], accuracy[row["dataset"], FEDAVG, None]),
+            "difference_to_mp_cdp_points": _points(
+                row["accuracy"], accuracy.get((row["dataset"], YARDSTICKS.get(row["mechanism"]), row["epsilon"]))
+            ),
         }
         for row in rows
     ]

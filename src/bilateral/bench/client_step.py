@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.bench.bed import CLASSES, EXCHANGES, Batch, make_batch, make_bed, make_model, shown_softmax
 from bilateral.bench.clock import alternate, ratio_row
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.local_model import prefers_channels_last
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax

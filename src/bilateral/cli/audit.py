@@ -18,6 +18,8 @@ from bilateral.audit.experiment import AnyPlan
 from bilateral.audit.topics.registry import experiments_for
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.options import (
+    MECHANISM_HELP,
+    PROTECTION_HELP,
     Clients,
     DataDir,
     DataName,
@@ -57,11 +59,9 @@ def audit_command(
     clients: Clients = None,
     rounds: Rounds = None,
     loss: LossName = None,
-    protection: Annotated[str | None, typer.Option(help="perturbation or fedsgd.", show_default=False)] = None,
+    protection: Annotated[str | None, typer.Option(help=PROTECTION_HELP, show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
-    mechanism: Annotated[
-        str | None, typer.Option(help="Noise: sound, published, mp-cdp or mp-dp-naive.", show_default=False)
-    ] = None,
+    mechanism: Annotated[str | None, typer.Option(help=f"Noise: {MECHANISM_HELP}", show_default=False)] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget of the noise.", show_default=False)] = None,
     hetero: Annotated[
         bool, typer.Option("--hetero", help="The plan is one of `bilateral hetero`: audit secret-shared prediction.")

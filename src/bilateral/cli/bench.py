@@ -18,7 +18,7 @@ from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import DataDir, Json, Quiet
 from bilateral.cli.secure_prediction import chosen_prediction, prediction_table
 from bilateral.errors import PlanError
-from bilateral.protocols.combination import spoken
+from bilateral.protections.registry import spoken
 
 MAX_COLUMNS = 9
 WIDEST_TABLE = 1000

@@ -22,9 +22,9 @@ from bilateral.cli.options import (
     build_plan,
     check_writable,
 )
-from bilateral.engine.compare import PROTECTIONS, compare
+from bilateral.engine.compare import compare, lanes
 from bilateral.errors import PlanError
-from bilateral.protocols.combination import spoken
+from bilateral.protections.registry import spoken
 
 
 def compare_command(
@@ -38,7 +38,7 @@ def compare_command(
     seed: Annotated[list[int] | None, typer.Option(help="Seed; repeat for several.", show_default=False)] = None,
     protection: Annotated[
         list[str] | None,
-        typer.Option(help=f"Among {', '.join(PROTECTIONS)}; repeat for several.", show_default="all"),
+        typer.Option(help=f"Among {', '.join(lanes())}; repeat for several.", show_default="all"),
     ] = None,
     controls: Annotated[int, typer.Option(help="Number of reordered FedSGD runs.", min=0)] = 1,
     rounds: Rounds = None,
@@ -60,9 +60,9 @@ def compare_command(
 
       bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
     """
-    unknown = [p for p in protection or [] if p not in PROTECTIONS]
+    unknown = [p for p in protection or [] if p not in lanes()]
     if unknown:
-        raise PlanError(f"Unknown protection {unknown[0]!r}.", remedy=f"Known: {', '.join(PROTECTIONS)}.")
+        raise PlanError(f"Unknown protection {unknown[0]!r}.", remedy=f"Known: {', '.join(lanes())}.")
     if output is not None and output.exists():
         raise PlanError(f"{output} already exists.", remedy="Choose another file; nothing was overwritten.")
     check_writable(output)

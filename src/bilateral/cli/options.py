@@ -13,6 +13,8 @@ from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.protections.registry import in_words, mechanism_names, protection_words
+from bilateral.protections.sound.protection import SOUND
 
 AnyPlan = TypeVar("AnyPlan", bound=RunPlan | HeteroPlan)
 PlanArgument = Annotated[
@@ -36,6 +38,8 @@ Settings = Annotated[
 ]
 
 
+PROTECTION_HELP = f"{in_words(protection_words())}."
+MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""
 
@@ -45,8 +49,8 @@ def budget(
 ) -> dict[str, Any]:
     """Settings of a privacy budget. It replaces the plan's, in whichever form that one is; a plan's mechanism stays."""
     if mechanism is None and (epsilon is not None or multiplier is not None):
-        planned = load_plan(path).noise.mechanism if path is not None else "none"
-        mechanism = "sound" if planned == "none" else planned
+        planned = None if path is None else load_plan(path).chosen.noise
+        mechanism = SOUND if planned is None else planned.name
     values: dict[str, Any] = {"noise.epsilon": epsilon, "noise.noise_multiplier": multiplier}
     if epsilon is not None and multiplier is None:
         values["noise.noise_multiplier"] = CLEAR

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import (
+    MECHANISM_HELP,
     Clients,
     DataDir,
     DataName,
@@ -40,9 +41,7 @@ def privacy_command(
     clients: Clients = None,
     rounds: Rounds = None,
     loss: LossName = None,
-    mechanism: Annotated[
-        str | None, typer.Option(help="sound, published, mp-cdp or mp-dp-naive.", show_default=False)
-    ] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM_HELP, show_default=False)] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Solve for the noise that spends this much.", show_default=False)
     ] = None,

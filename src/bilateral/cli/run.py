@@ -13,6 +13,7 @@ from rich.table import Table
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import (
+    PROTECTION_HELP,
     Clients,
     DataDir,
     DataName,
@@ -52,7 +53,7 @@ def run_command(
     loss: LossName = None,
     noise: Annotated[str | None, typer.Option(help="activation or offset.", show_default=False)] = None,
     partitions: Annotated[int | None, typer.Option(help="Output groups with own secrets.", show_default=False)] = None,
-    protection: Annotated[str | None, typer.Option(help="perturbation or fedsgd.", show_default=False)] = None,
+    protection: Annotated[str | None, typer.Option(help=PROTECTION_HELP, show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Sound differential privacy with this budget.", show_default=False)

@@ -18,18 +18,26 @@ from bilateral.errors import PlanError
 from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import relative_difference
+from bilateral.protections.fedavg.protection import FEDAVG
+from bilateral.protections.registry import protection_names
 
-REORDERED = "fedavg-reordered"
+REORDERED = f"{FEDAVG}-reordered"
 """FedSGD with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
 LANES: dict[str, dict[str, Any]] = {
     "perturbation-activation": {"perturbation.noise": "activation", "aggregation.masks": "none"},
     "perturbation-offset": {"perturbation.noise": "offset", "aggregation.masks": "none"},
-    "masks": {"protection": "fedavg", "aggregation.masks": "ring"},
-    "float-masks": {"protection": "fedavg", "aggregation.masks": "float"},
+    "masks": {"protection": FEDAVG, "aggregation.masks": "ring"},
+    "float-masks": {"protection": FEDAVG, "aggregation.masks": "float"},
     "perturbation+masks": {"aggregation.masks": "ring"},
 }
-"""Stacks that `compare` knows, as settings on top of the plan."""
-PROTECTIONS = tuple(LANES)
+"""Stacks of this package that `compare` knows, as settings on top of the plan."""
+
+
+def lanes() -> dict[str, dict[str, Any]]:
+    """All stacks that `compare` knows: those, and every other protection by its name, without masks."""
+    known = {settings.get("protection", RunPlan().protection) for settings in LANES.values()}
+    others = [name for name in protection_names() if name not in known]
+    return {**LANES, **{name: {"protection": name, "aggregation.masks": "none"} for name in others}}
 
 
 @dataclass
@@ -63,36 +71,38 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One row per training: FedSGD, `num_controls` reordered ones, and the protections, all measured against FedSGD.
 
-    `protections` are names of `LANES`, by default all that make sense: masks need two clients a round.
+    `protections` are names of `lanes()`, by default all that make sense: masks need two clients a round.
     """
-    if unknown := [name for name in protections or () if name not in LANES]:
+    known = lanes()
+    if unknown := [name for name in protections or () if name not in known]:
         raise PlanError(
-            f"There is no protection {unknown[0]!r} to compare.", remedy=f"Choose among {', '.join(LANES)}."
+            f"There is no protection {unknown[0]!r} to compare.", remedy=f"Choose among {', '.join(known)}."
         )
     if num_controls < 0:
         raise PlanError(f"Expected a number of controls of at least 0, got {num_controls}.")
     federation = load_federation(plan, data_dir)
     if protections is None:
         alone = plan.federation.num_participants(len(federation.members)) < 2
-        protections = [name for name in LANES if not (alone and LANES[name]["aggregation.masks"] != "none")]
-    lanes = _make_lanes(plan, federation, num_controls, protections)
+        protections = [name for name in known if not (alone and known[name]["aggregation.masks"] != "none")]
+    trained = _make_lanes(plan, federation, num_controls, protections)
     names = federation.names
     for round_index in range(plan.training.rounds):
         participants = invited_clients(names, plan.federation.participation, plan.seed, round_index)
-        for lane in lanes:
+        for lane in trained:
             lane.advance(round_index, participants)
         if on_round is not None:
             on_round(round_index + 1, plan.training.rounds)
-    return [_row(plan, federation, lane, lanes[0]) for lane in lanes]
+    return [_row(plan, federation, lane, trained[0]) for lane in trained]
 
 
 def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protections: Sequence[str]) -> list[_Lane]:
     """FedSGD first, then its reordered controls, then the protections."""
-    plans = [reference_plan(plan), *(plan.with_settings(LANES[name]) for name in protections)]
+    known = lanes()
+    plans = [reference_plan(plan), *(plan.with_settings(known[name]) for name in protections)]
     bare, *protected = make_blueprints(plans, federation)
     controls = [_Lane(f"{REORDERED}-{number}", bare, number) for number in range(1, num_controls + 1)]
-    lanes = [_Lane(name, blueprint) for name, blueprint in zip(protections, protected, strict=True)]
-    return [_Lane("fedavg", bare), *controls, *lanes]
+    others = [_Lane(name, blueprint) for name, blueprint in zip(protections, protected, strict=True)]
+    return [_Lane(FEDAVG, bare), *controls, *others]
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
 from bilateral.engine.export_card import FORMAT, ExportCard, parse_card
-from bilateral.engine.federation import Problem, load_server_view
+from bilateral.engine.federation import load_server_view
 from bilateral.engine.named_code import check_named, check_named_by_user, is_own_code
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import analyse, initial_model
-from bilateral.engine.stack import combination_of
+from bilateral.engine.stack import checked_mix
 from bilateral.engine.tensor_file import read_tensor_file
 from bilateral.errors import CheckpointError, ModelError, PlanError
 from bilateral.learning.evaluation import evaluate
+from bilateral.learning.problem import Problem
 from bilateral.models.zoo import build_model, outline_model
+from bilateral.protections.combination import name_of
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.recovery_check import check_export
 from bilateral.randomness import SecureRandomness
@@ -72,7 +74,7 @@ def export_run(
     view = load_server_view(plan, None if data_dir is None else Path(data_dir))
     network = initial_model(plan, view.problem)
     graph = analyse(network, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
-    trained = combination_of(plan, view.problem.loss, len(view.members), graph).name
+    trained = name_of(checked_mix(plan, view.problem.loss, len(view.members), graph))
     _restore_model(network, checkpoint, f"{trained}/model/", directory.checkpoint)
     check_export(network, graph, view.problem.examples)
     state = perturbed_state(

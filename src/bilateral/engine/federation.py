@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bilateral.data import Dataset, Split, load_dataset, partition
 from bilateral.data.dataset import Task
@@ -21,52 +20,11 @@ from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
 from bilateral.learning.exchange import SERVER
+from bilateral.learning.problem import Member, Problem, Share
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
 
 NUM_CALIBRATION_SAMPLES = 4
-
-
-@dataclass(frozen=True)
-class Member:
-    """A client as all others know it. `num_samples` is told only where the accounting needs it; 0 is not told."""
-
-    name: str
-    num_samples: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Share(Split):
-    """What one client trains on, ready for the loss, and the kind of problem that its dataset says it is."""
-
-    task: Task = field(kw_only=True)
-    num_outputs: int = field(kw_only=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """What is learned: public, and the same in every process."""
-
-    dataset: str
-    task: Task
-    input_shape: tuple[int, ...]
-    num_outputs: int
-    loss: Loss
-    examples: Tensor = field(repr=False)
-    """A few inputs for tracing and for sizing noise: of the server's own test data there, zeros at a site."""
-    class_names: tuple[str, ...] = ()
-    term_scales: tuple[float, ...] = ()
-    """How sound noise is divided between the terms, if the server has said so; otherwise found from the examples."""
-
-    def check_share(self, name: str, share: Share) -> None:
-        """Refuse data of another problem than the server's."""
-        mine = (self.task, self.input_shape, self.num_outputs)
-        theirs = (share.task, tuple(share.inputs.shape[1:]), share.num_outputs)
-        if mine != theirs:
-            raise DataError(
-                f"{name}: expected data for {_described(*mine)}, as the server has, got {_described(*theirs)}.",
-                remedy="Prepare every site's data in the same way.",
-            )
 
 
 @dataclass(frozen=True)
@@ -98,7 +56,7 @@ class Federation:
 
 def needs_sample_counts(plan: RunPlan) -> bool:
     """Whether every client must tell everyone how many samples it has: the accounting of samples rests on it."""
-    return plan.noise.mechanism != "none" and plan.noise.unit == "sample"
+    return plan.traits.needs_sample_counts
 
 
 def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
@@ -232,7 +190,3 @@ def _dtype(plan: RunPlan) -> torch.dtype:
     dtype = getattr(torch, plan.training.dtype)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def _described(task: str, input_shape: tuple[int, ...], num_outputs: int) -> str:
-    return f"{task} with samples of shape {list(input_shape)} and {num_outputs} outputs"

@@ -52,7 +52,7 @@ def run(
     federation = load_federation(plan, None if data_dir is None else Path(data_dir))
     bare = reference_plan(plan)
     if reference is None:
-        reference = plan.noise.mechanism != "sound"
+        reference = not plan.traits.spends_budget
     main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
     transcript = Transcript(keep_messages)
     rate = plan.federation.dropout

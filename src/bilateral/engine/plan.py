@@ -13,16 +13,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import to_json
 
 from bilateral.arguments import checked
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
-from bilateral.models.builder import NormInputs
-from bilateral.protocols.mask.settings import GraphKind, MaskSettings
-from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
+from bilateral.protections.chosen import Chosen
+from bilateral.protections.registry import own_sections
+from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
+from bilateral.protections.traits import MaskName, Traits
 
 DEFAULT_CLIENTS = 5
 HETEROGENEOUS = OtherKind(
@@ -31,16 +43,9 @@ HETEROGENEOUS = OtherKind(
     "Use `bilateral hetero`, or `bilateral audit --hetero`; `bilateral run --write-plan FILE` makes a plan for this.",
 )
 """A `HeteroPlan`, which is made of what is in this file."""
-ProtectionName = Literal["perturbation", "fedavg"]
-MaskName = Literal["ring", "float", "none"]
-MechanismName = Literal["none", "sound", "published", "mp-cdp", "mp-dp-naive"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DataPlan(_Section):
+class DataPlan(Section):
     """What is learned from. `name`: a known set, or `package.module:function` returning a `Dataset`.
 
     Without `sites` one dataset is dealt to the clients. With them (`[data.sites.NAME]`) every site loads its own, by
@@ -54,14 +59,14 @@ class DataPlan(_Section):
     server: dict[str, Any] = Field(default_factory=dict)
 
 
-class ModelPlan(_Section):
+class ModelPlan(Section):
     """What is learned. `name`: a network of the zoo, or `package.module:function` returning an `nn.Module`."""
 
     name: str = "lenet"
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class FederationPlan(_Section):
+class FederationPlan(Section):
     """Who takes part: `clients` (by default 5, or one a site), how data lie with them, who joins a round."""
 
     clients: int | None = Field(default=None, ge=1)
@@ -87,7 +92,7 @@ class FederationPlan(_Section):
         return self.clients if self.clients is not None or self.partition == "site" else DEFAULT_CLIENTS
 
 
-class TrainingPlan(_Section):
+class TrainingPlan(Section):
     """How it is learned. `loss` auto: ce for classification, mse for regression. `batch_size` 0: all samples."""
 
     loss: Literal["auto", "mse", "ce"] = "auto"
@@ -116,79 +121,7 @@ class TrainingPlan(_Section):
         )
 
 
-class PerturbationPlan(_Section):
-    """Privacy settings of model perturbation; see `PerturbationSettings`."""
-
-    noise: Noise = "activation"
-    partitions: int = Field(default=1, ge=1)
-    permute: bool = True
-    scale_range: tuple[float, float] = (0.25, 4.0)
-    noise_ratio: float = Field(default=1.0, gt=0)
-    softmax: Softmax = "local"
-    norm_inputs: NormInputs = "exact"
-
-    def settings(self, loss: Loss) -> PerturbationSettings:
-        return PerturbationSettings(
-            loss,
-            self.noise,
-            self.partitions,
-            self.permute,
-            self.scale_range,
-            self.noise_ratio,
-            self.softmax,
-            self.norm_inputs,
-        )
-
-
-class AggregationPlan(_Section):
-    """Privacy settings of the sum that the server sees; see `MaskSettings`.
-
-    `masks` auto: ring under perturbation with two or more clients a round, none otherwise.
-    """
-
-    masks: Literal["auto", "ring", "float", "none"] = "auto"
-    graph: GraphKind = "auto"
-    neighbours: int | None = Field(default=None, ge=1)
-    threshold: float = Field(default=2 / 3, gt=0.5, lt=1)
-    float_scale: float = Field(default=1000.0, gt=0)
-
-    def settings(self) -> MaskSettings:
-        return MaskSettings(self.graph, self.neighbours, self.threshold)
-
-
-class NoisePlan(_Section):
-    """Differential privacy. `sound` is ours; the others are P2's scheme and its ablations, as published.
-
-    `epsilon` is the budget: of the whole run for `sound`; of one round, as P2 counts, for the others.
-    `noise_multiplier` (sound only) may be given instead. `unit` is what the budget protects: one sample or one client.
-    `clip` bounds a sample's (or a client's) upload; the published schemes only assume that bound on the true gradient.
-    `colluders` clients may share what they know with the server, or with another client, without weakening the claim.
-    """
-
-    mechanism: MechanismName = "none"
-    epsilon: float | None = Field(default=None, gt=0)
-    noise_multiplier: float | None = Field(default=None, gt=0)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
-    unit: Literal["sample", "client"] = "sample"
-    clip: float = Field(default=1.0, gt=0)
-    adaptive_clip: bool = False
-    colluders: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _one_budget(self) -> NoisePlan:
-        if self.mechanism == "none":
-            return self
-        given = (self.epsilon is not None) + (self.noise_multiplier is not None)
-        if self.mechanism == "sound" and given != 1:
-            raise ValueError("expected either `epsilon` or `noise_multiplier`")
-        if self.mechanism != "sound" and (self.epsilon is None or self.noise_multiplier is not None):
-            raise ValueError(f"expected `epsilon` (and no `noise_multiplier`) with mechanism {self.mechanism!r}")
-        if self.mechanism != "sound" and (self.adaptive_clip or self.colluders):
-            raise ValueError("`adaptive_clip` and `colluders` belong to mechanism 'sound'")
-        return self
-
-
-class RunPlan(_Section):
+class RunPlan(Section):
     """Everything that decides a run. The same plan and seed give the same model, bit for bit, on one machine."""
 
     seed: int = Field(default=0, ge=0)
@@ -200,21 +133,49 @@ class RunPlan(_Section):
     perturbation: PerturbationPlan = PerturbationPlan()
     aggregation: AggregationPlan = AggregationPlan()
     noise: NoisePlan = NoisePlan()
+    _own: dict[str, BaseModel] = PrivateAttr(default_factory=dict)
 
     def masks(self, num_clients: int) -> MaskName:
         """The masks of a run with so many clients: what `aggregation.masks` says, or what `auto` means here."""
         chosen = self.aggregation.masks
         if chosen != "auto":
             return chosen
-        pairwise = self.noise.mechanism in ("published", "mp-dp-naive", "mp-cdp")
-        wanted = self.protection == "perturbation" or self.noise.mechanism == "sound"
-        return "ring" if wanted and not pairwise and self.federation.num_participants(num_clients) > 1 else "none"
+        alone = self.federation.num_participants(num_clients) < 2
+        return "none" if alone else self.traits.default_masks
 
-    @field_validator("protection", mode="before")
+    @property
+    def chosen(self) -> Chosen:
+        """What `protection` and `noise.mechanism` stand for."""
+        return Chosen.by(self)
+
+    @property
+    def traits(self) -> Traits:
+        """What all its protections together are like: ask this, and not their names."""
+        return self.chosen.traits
+
+    def own_settings(self, name: str) -> BaseModel:
+        """The section of a protection's own (`Protection.settings`), or its defaults."""
+        return self._own[name] if name in self._own else own_sections()[name]()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _one_name(cls, protection: Any) -> Any:
-        """Plans may say `fedsgd`, which it is; what is stored and fingerprinted is `fedavg`, as ever."""
-        return "fedavg" if protection == "fedsgd" else protection
+    def _with_own_sections(cls, values: Any, handler: ModelWrapValidatorHandler[RunPlan]) -> RunPlan:
+        """Protections with settings of their own have a section under their name, which nothing else knows of."""
+        known = {name: kind for name, kind in own_sections().items() if name not in cls.model_fields}
+        if not isinstance(values, dict) or not known:
+            return handler(values)
+        plan = handler({name: value for name, value in values.items() if name not in known})
+        fields: dict[str, Any] = {name: (known[name], ...) for name in values if name in known}
+        plan._own = dict(create_model("OwnSections", **fields)(**{name: values[name] for name in fields}))
+        return plan
+
+    @model_serializer(mode="wrap")
+    def _dump_own_sections(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        own = {
+            name: section.model_dump(mode=info.mode, exclude_none=info.exclude_none)
+            for name, section in self._own.items()
+        }
+        return {**handler(self), **own}
 
     @field_validator("seed")
     @classmethod
@@ -257,7 +218,7 @@ class RunPlan(_Section):
 
     def with_settings(self, settings: dict[str, Any]) -> RunPlan:
         """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
-        return with_settings(self, settings)
+        return with_settings(self, settings, optional=own_sections())
 
 
 def fingerprint_of(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -46,13 +46,18 @@ def _validated(kind: type[_P], values: Mapping[str, Any], beginning: str) -> _P:
 
 
 @checked
-def with_settings(plan: _P, settings: Mapping[str, Any]) -> _P:
-    """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`."""
+def with_settings(plan: _P, settings: Mapping[str, Any], optional: Collection[str] = ()) -> _P:
+    """A copy with dotted settings replaced: `{"training.rounds": 10, "seed": 1}`.
+
+    `optional`: sections that a plan may have and need not.
+    """
     values = plan.model_dump()
     for dotted, value in settings.items():
         *path, last = dotted.split(".")
         section = values
         for part in path:
+            if section is values and part in optional:
+                section.setdefault(part, {})
             if not isinstance(section.get(part), dict):
                 hint, remedy = _meant(part, section), known_settings(type(plan))
                 raise PlanError(f"There is no plan section `{part}` in `{dotted}`.{hint}", remedy=remedy)

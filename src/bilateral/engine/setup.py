@@ -17,20 +17,24 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from bilateral.engine.federation import Federation, Problem, Share
-from bilateral.engine.layers import Seat, Surroundings
+from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.secrets import Secrets, SimulatedSecrets
-from bilateral.engine.sound_layer import term_scales
+from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.stack import make_stack
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Record
 from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.learning.problem import Problem, Share
+from bilateral.learning.secrets import Secrets
 from bilateral.learning.training import Training
 from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
+from bilateral.protections.fedavg.protection import FEDAVG
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.registry import NO_NOISE
+from bilateral.protections.sides import Seat
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
@@ -38,7 +42,7 @@ from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
 
-REFERENCE = "fedavg"
+REFERENCE = FEDAVG
 """The name of a training without any protection."""
 
 
@@ -60,8 +64,8 @@ class Blueprint:
         for name, share in federation.shares.items():
             federation.problem.check_share(name, share)
             _refuse_batch_of_one(name, plan, len(share), graph)
-        self._around = Surroundings(plan, federation.problem, federation.members, model, graph, secrets)
-        self._stack = make_stack(self._around)
+        around = Groundwork(plan, federation.problem, federation.members, model, graph, secrets)
+        self._stack = make_stack(plan, around)
 
     @property
     def name(self) -> str:
@@ -79,7 +83,7 @@ class Blueprint:
     @property
     def term_scales(self) -> tuple[float, ...]:
         """What sites must be told of the noise (`Problem.term_scales`); empty without sound noise."""
-        return term_scales(self._around) if self.plan.noise.mechanism == "sound" else ()
+        return self._stack.term_scales
 
     def server(self) -> Training:
         """The server's side, with a model of its own: in a deployment its initial weights are the server's secret."""
@@ -113,7 +117,7 @@ class Blueprint:
         `workspace`: memory that it shares with other clients of this process, if they step one after the other.
         """
         data, plan, stack = self._share(name), self.plan, self._stack
-        private = plan.noise.mechanism == "sound"
+        private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
             check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
@@ -178,7 +182,7 @@ def make_blueprints(
 
 def reference_plan(plan: RunPlan) -> RunPlan:
     """The same plan as plain FedSGD."""
-    bare = {"protection": "fedavg", "aggregation.masks": "none", "noise.mechanism": "none"}
+    bare = {"protection": FEDAVG, "aggregation.masks": "none", "noise.mechanism": NO_NOISE}
     return plan.with_settings(bare)
 
 

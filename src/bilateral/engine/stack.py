@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from bilateral.engine.layers import ClientParts, Layer, Seat, Surroundings, mask_settings, perturbed_layer, plain_layer
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer
-from bilateral.engine.sound_layer import sound_layer
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Aggregation, PlainAggregation
 from bilateral.learning.client import PlainUploader, Uploader
@@ -21,7 +18,11 @@ from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader
 from bilateral.models.scale_graph import ScaleGraph
-from bilateral.protocols.combination import Combination, combine, spoken
+from bilateral.protections.base import Mix
+from bilateral.protections.combination import combine, name_of, refuse_unsound
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.registry import spoken
+from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.float_masks import FloatMaskClient
@@ -50,60 +51,49 @@ class Stack:
     weight: int | None = None
     """The clients' weight in the average; None is the number of their samples."""
     privacy: PrivacyReport | None = None
+    term_scales: tuple[float, ...] = ()
     check: RecoveryCheck | None = None
 
 
-def combination_of(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Combination:
-    """The plan's stack, checked."""
-    chosen = Combination(
-        perturbed=plan.protection == "perturbation",
-        loss=loss,
-        masks=plan.masks(num_clients),
-        mechanism=plan.noise.mechanism,
-        num_participants=plan.federation.num_participants(num_clients),
-        num_statistics=graph.num_statistics,
+def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Mix:
+    """The plan's protections, which go together."""
+    chosen = plan.chosen
+    mix = Mix(
+        chosen.model,
+        chosen.noise,
+        loss,
+        plan.masks(num_clients),
+        plan.federation.num_participants(num_clients),
+        graph.num_statistics,
     )
-    chosen.refuse_unsound()
-    return chosen
+    refuse_unsound(mix)
+    return mix
 
 
-def make_stack(around: Surroundings) -> Stack:
+def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     """Everything that the plan asks for; nothing of a side is built yet."""
-    chosen = combination_of(around.plan, around.problem.loss, len(around.members), around.graph)
-    layer = LAYERS[chosen.mechanism](around)
-    if layer.pairwise is not None:
-        return _with_pairwise_noise(chosen.name, layer, layer.pairwise, around)
-    match chosen.masks:
+    mix = checked_mix(plan, around.problem.loss, len(around.members), around.graph)
+    name, sides = name_of(mix), plan.chosen.sides(around)
+    if sides.pairwise is not None:
+        return _with_pairwise_noise(name, sides, sides.pairwise, around)
+    match mix.masks:
         case "ring":
-            return _with_ring_masks(chosen.name, layer, around)
+            return _with_ring_masks(name, sides, around)
         case "float":
-            return _with_float_masks(chosen.name, layer, around)
+            return _with_float_masks(name, sides, around)
         case "none":
-            shape = replace(layer.shape, weight=layer.weight)
-            return _stack(chosen.name, layer, lambda: PlainAggregation(shape), lambda name, parts: PlainUploader())  # noqa: ARG005
+            shape = replace(sides.shape, weight=sides.weight)
+            return _stack(name, sides, lambda: PlainAggregation(shape), lambda name, parts: PlainUploader())  # noqa: ARG005
 
 
-def _without_noise(around: Surroundings) -> Layer:
-    return perturbed_layer(around) if around.plan.protection == "perturbation" else plain_layer(around)
-
-
-LAYERS: dict[str, Callable[[Surroundings], Layer]] = {
-    "none": _without_noise,
-    "sound": sound_layer,
-    "published": published_layer,
-    "mp-cdp": mp_cdp_layer,
-    "mp-dp-naive": mp_dp_naive_layer,
-}
-
-
-def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
-    settings, secrets = mask_settings(around), around.secrets
+def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
+    settings, secrets = around.mask_settings, around.secrets
 
     def make_aggregation() -> Aggregation:
         run_id = secrets.run_id
-        server = MaskServer(run_id, around.names, settings, layer.fixed_bounds, pinned=secrets.pinned())
-        aggregation = MaskedAggregation(server, run_id, around.names, layer.shape)
-        return AdaptiveAggregation(aggregation, layer.make_adaptive()) if layer.make_adaptive else aggregation
+        server = MaskServer(run_id, around.names, settings, sides.fixed_bounds, pinned=secrets.pinned())
+        aggregation = MaskedAggregation(server, run_id, around.names, sides.shape)
+        return AdaptiveAggregation(aggregation, sides.make_adaptive()) if sides.make_adaptive else aggregation
 
     def make_uploader(client: str, parts: ClientParts) -> Uploader:
         ring = secrets.key_ring(client)
@@ -111,34 +101,34 @@ def _with_ring_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
             ring,
             settings,
             secrets.stream("masks", client),
-            fixed_bounds=layer.fixed_bounds,
+            fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
         )
         return MaskUploader(masks, ring, parts.privatise, parts.set_norm, parts.pay)
 
     # The question of the published cross entropy has a row a sample.
-    asks = around.plan.protection == "perturbation" and around.perturbation.has_exchange
+    asks = around.plan.chosen.asks(around.problem.loss)
     masked = mask_guarantee(settings, around.num_participants, shows_batch=asks)
-    kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in layer.covers)
-    layer.guarantees.append(replace(masked, leaks=kept))
-    layer.closed.extend(CLOSED_BY_MASKS)
-    return _stack(name, layer, make_aggregation, make_uploader)
+    kept = tuple(leak for leak in masked.leaks if leak.ledger_line not in sides.covers)
+    return _stack(name, sides, make_aggregation, make_uploader, replace(masked, leaks=kept))
 
 
-def _with_float_masks(name: str, layer: Layer, around: Surroundings) -> Stack:
+def _with_float_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
     """The papers' masks: uploads stay visible to line 6, not to line 3."""
     chosen = around.plan.aggregation
-    layer.guarantees.append(float_mask_guarantee(chosen.float_scale))
-    layer.closed.extend(CLOSED_BY_MASKS)
 
     def pairwise(ring: KeyRing) -> AddPairwise:
         return FloatMaskClient(ring, chosen.float_scale, chosen.settings()).mask
 
-    return _with_pairwise_noise(name, layer, pairwise, around)
+    return _with_pairwise_noise(name, sides, pairwise, around, float_mask_guarantee(chosen.float_scale))
 
 
 def _with_pairwise_noise(
-    name: str, layer: Layer, pairwise: Callable[[KeyRing], AddPairwise], around: Surroundings
+    name: str,
+    sides: Sides,
+    pairwise: Callable[[KeyRing], AddPairwise],
+    around: Groundwork,
+    of_masks: Guarantee | None = None,
 ) -> Stack:
     """Real-valued noise that cancels between clients: float masks and P2's."""
     secrets = around.secrets
@@ -148,28 +138,32 @@ def _with_pairwise_noise(
         return PairwiseUploader(ring, pairwise(ring))
 
     def make_aggregation() -> Aggregation:
-        shape = replace(layer.shape, weight=layer.weight)
+        shape = replace(sides.shape, weight=sides.weight)
         # P2's noise is measured out for all of them; masks are not.
-        masks_alone = layer.pairwise is None
+        masks_alone = sides.pairwise is None
         return PairwiseAggregation(secrets.run_id, around.names, shape, secrets.pinned(), goes_on_without=masks_alone)
 
-    return _stack(name, layer, make_aggregation, make_uploader)
+    return _stack(name, sides, make_aggregation, make_uploader, of_masks)
 
 
 def _stack(
     name: str,
-    layer: Layer,
+    sides: Sides,
     make_aggregation: Callable[[], Aggregation],
     make_uploader: Callable[[str, ClientParts], Uploader],
+    of_masks: Guarantee | None = None,
 ) -> Stack:
+    """`of_masks`: what masks on top claim and admit; they close what single uploads would show."""
+    guarantees = sides.guarantees if of_masks is None else (*sides.guarantees, of_masks)
     return Stack(
         name,
-        layer.make_server,
+        sides.make_server,
         make_aggregation,
-        layer.make_client,
+        sides.make_client,
         make_uploader,
-        combine(spoken(name), layer.guarantees, layer.closed),
-        layer.weight,
-        layer.privacy,
-        layer.check,
+        combine(spoken(name), guarantees, () if of_masks is None else CLOSED_BY_MASKS),
+        sides.weight,
+        sides.privacy,
+        sides.term_scales,
+        sides.check,
     )

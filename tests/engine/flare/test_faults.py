@@ -24,7 +24,7 @@ from bilateral.engine.event_tail import EventTail
 from bilateral.engine.events import RoundDone, RoundFailed, RunStarted, SiteMissed, SiteReturned
 from bilateral.engine.plan import dump_plan
 from bilateral.learning.training import relative_difference
-from bilateral.learning.vocabulary import STAGES
+from bilateral.protections.spoken_messages import stages
 
 SITES = ("client-1", "client-2", "client-3")
 UNBOUNDED = 10**6
@@ -250,7 +250,7 @@ def test_the_operator_is_told_which_site_was_missed_and_at_which_stage(disturbed
     for (missed, _), site in ((disturbed.stopped, "client-3"), (disturbed.killed, "client-2")):
         event = disturbed.log[missed - 1]
         assert event.site == site
-        assert event.stage in STAGES.values()
+        assert event.stage in stages().values()
         assert event.reason
 
 

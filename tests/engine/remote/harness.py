@@ -13,7 +13,7 @@ from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import ThresholdError
 from bilateral.learning.exchange import SERVER
-from bilateral.learning.vocabulary import TO_CLIENT, stage_of
+from bilateral.protections.spoken_messages import stage_of, to_client
 from bilateral.protocols.wire import decode
 
 VERSION = "test"
@@ -86,7 +86,7 @@ class LocalSites:
         return self.desks[site].is_idle()
 
     def call(self, site, lane, ticket, packet, timeout):
-        messages = [decode(data, TO_CLIENT, SERVER) for data in packet]
+        messages = [decode(data, to_client(), SERVER) for data in packet]
         round_index = getattr(messages[-1], "round_index", -1)
         with self._lock:
             call = Call(site, stage_of(messages), round_index, len(self.calls))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.reference.harness import randomised
 from torch import nn
 
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer, _mse_cotangents
 from bilateral.errors import UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer, _mse_cotangents
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer

@@ -12,8 +12,8 @@ import torch
 from tests.reference.harness import randomised
 from torch import nn
 
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.noise.clipping import ClipSettings, clip_samples
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer

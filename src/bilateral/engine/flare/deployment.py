@@ -107,29 +107,17 @@ def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
             "This is a TRIAL: the plan has no [data.sites], so every party loads the same dataset and takes its share. "
             "Nobody's data are private. Name the sites in the plan for data that stay where they are."
         )
-    if plan.protection == "fedavg":
-        yield "Without perturbation every site sees the whole model, every round (line 0)."
-    else:
-        yield (
-            "Perturbation misleads a site that takes the model as it comes. A site that tries gets what the model "
-            "computes (line 1) and, to some percent, its parameters (line 15)."
-        )
-        if plan.training.loss != "mse" and plan.perturbation.softmax == "blinded":
-            yield (
-                "In the published exchange of cross entropy the server learns every training sample's prediction (line "
-                "8), and one that chooses its blinders takes a sample's gradient out of the sum, unseen (line 16); not "
-                "with softmax = 'local', nor with mse."
-            )
+    yield from plan.chosen.model.warnings(plan)
     if masks == "none":
         yield "Without masks the server reads every site's upload, and with a batch of one the sample (line 3)."
     elif masks == "float":
         yield "Float masks leak through their size (line 6)."
-    if plan.noise.mechanism == "none":
+    if plan.chosen.noise is None:
         yield "Sums are not noised: no differential privacy is claimed, and sums of few sites say much (line 12)."
         if plan.training.batch_size == 0:
             yield "With batch_size = 0 a round that is repeated after a crash can show one site's upload (line 12)."
-    elif plan.noise.mechanism != "sound":
-        yield "The published noise is there to be studied: its epsilon does not bind the server (lines 3 and 4)."
+    else:
+        yield from plan.chosen.noise.warnings(plan)
     if needs_sample_counts(plan):
         yield "All parties learn how many samples each site has: the accounting rests on it."
     if num_sites == 2 and masks == "ring":

@@ -87,7 +87,7 @@ def run_on_flare(
         checkpoint = matching_checkpoint(plan.digest(), directory.checkpoint)
         reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
     elif reference is None:
-        reference = plan.noise.mechanism != "sound"
+        reference = not plan.traits.spends_budget
     around = _LocalRun(
         plan,
         directory,

@@ -20,8 +20,9 @@ from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, ch
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
 from bilateral.engine.remote.enrolment import Briefing
 from bilateral.engine.remote.site_desk import SiteDesk
-from bilateral.engine.secrets import OwnSecrets, Secrets, SimulatedSecrets
+from bilateral.engine.secrets import OwnSecrets, SimulatedSecrets
 from bilateral.errors import PlanError
+from bilateral.learning.secrets import Secrets
 from bilateral.protocols.mask.keys import RUN_ID_BYTES
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import SecureRandomness
@@ -100,7 +101,7 @@ def make_site_desk(name: str, workspace: Any, plan: str, *, reference: bool, dat
         version=__version__,
         data_dir=settings.data_directory,
         data_settings=settings.data.options,
-        counter=FileCounter(settings.spent_file(chosen)) if chosen.noise.mechanism == "sound" else None,
+        counter=FileCounter(settings.spent_file(chosen)) if chosen.traits.spends_budget else None,
     )
 
 

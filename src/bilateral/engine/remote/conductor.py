@@ -37,10 +37,10 @@ from bilateral.engine.remote.exchange import (
 )
 from bilateral.engine.result import RoundReport, RunResult
 from bilateral.engine.run_directory import RunDirectory, write_json
-from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import BilateralError, CheckpointError, ProtocolError, SitesMissingError
+from bilateral.learning.secrets import Secrets
 from bilateral.protocols.wire import decode, digest, encode
 
 MAX_SAMPLES = 10**9
@@ -309,7 +309,7 @@ def sites_needed(plan: RunPlan, num_members: int) -> int:
     """How many sites a round takes to start: what the plan says, and at least what its sum needs."""
     invited = plan.federation.num_participants(num_members)
     masks = plan.masks(num_members)
-    if masks == "float" or plan.noise.mechanism == "published":
+    if masks == "float" or plan.traits.needs_full_sum:
         return invited  # noise that cancels in a full sum only
     least = max(2, plan.aggregation.settings().threshold_of(invited)) if masks == "ring" else 1
     return min(max(least, plan.federation.min_sites or 1), invited)

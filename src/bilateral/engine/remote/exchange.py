@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from bilateral.engine.remote.attendance import Attendance, Ping
 from bilateral.errors import ProtocolError
 from bilateral.learning.exchange import SERVER, Packet, Record, Respond, Unusable, kept_of
-from bilateral.learning.vocabulary import TO_SERVER, stage_of
+from bilateral.protections.spoken_messages import stage_of, to_server
 from bilateral.protocols.messages import Message
 from bilateral.protocols.wire import decode, encode
 
@@ -148,7 +148,7 @@ def read_answer(answer: object, site: str) -> Message:
     if not isinstance(answer, Mapping) or len(answer) != 1:
         raise ProtocolError(f"{site} answered with {type(answer).__name__}, which is no answer of a site.")
     if isinstance(data := answer.get(REPLY), bytes):
-        return decode(data, TO_SERVER, site)
+        return decode(data, to_server(), site)
     if isinstance(reason := answer.get(REFUSED), str):
         raise ProtocolError(f"{site} refused: {reason[:MAX_REASON]}")
     raise ProtocolError(f"{site} sent an answer that holds neither a message nor a refusal.")

@@ -20,9 +20,6 @@ from bilateral.data import Task
 from bilateral.engine.federation import (
     NUM_CALIBRATION_SAMPLES,
     Federation,
-    Member,
-    Problem,
-    Share,
     load_site_share,
     loss_of,
     member_names,
@@ -31,12 +28,13 @@ from bilateral.engine.federation import (
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.enrolment import Briefing, SiteCard
 from bilateral.engine.remote.exchange import REFUSED, REPLY
-from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import make_blueprints, reference_plan
 from bilateral.errors import AuthenticationError, BilateralError, NumericalRangeError, ProtocolError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import SERVER
-from bilateral.learning.vocabulary import TO_CLIENT
+from bilateral.learning.problem import Member, Problem, Share
+from bilateral.learning.secrets import Secrets
+from bilateral.protections.spoken_messages import to_client
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.protocols.wire import decode, digest, encode
@@ -156,7 +154,7 @@ class SiteDesk:
             raise ProtocolError(self._left)
         if not 0 <= lane < len(self._clients):
             raise ProtocolError(f"{self.name} was not briefed for training {lane}.")
-        messages = [decode(data, TO_CLIENT, SERVER) for data in packet]
+        messages = [decode(data, to_client(), SERVER) for data in packet]
         return encode(self._clients[lane].handle(messages))
 
     def _answer(self, work: Callable[[], bytes]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.distinguishing_game import EXPERIMENT
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.published_layer import published_layer
-from bilateral.engine.sound_layer import num_terms, sound_layer, sound_noise
+from bilateral.protections.published.sides import published_sides
+from bilateral.protections.sound.sides import num_terms, sound_noise, sound_sides
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.published_model import PublishedModel
@@ -77,7 +77,7 @@ def test_a_canary_moves_a_clipped_upload_by_the_sensitivity_and_no_further():
     for unit in ("sample", "client"):
         found = context("sound", **{"noise.noise_multiplier": 1.0, "noise.unit": unit})
         around = worlds.surroundings_of(found)
-        layer, clip = sound_layer(around), sound_noise(around).settings.clip
+        layer, clip = sound_sides(around), sound_noise(around).settings.clip
         half, server = layer.make_client(worlds.first_seat(around)).half, layer.make_server(around.model)
         moved = worlds.clipped_difference(around, found.federation(), half, server, clip)
         assert 0.99 * clip.sensitivity < moved <= clip.sensitivity
@@ -94,7 +94,7 @@ def test_sound_noise_of_some_clients_has_the_deviations_of_the_settings():
 def test_the_game_draws_the_noise_that_real_clients_of_p2s_scheme_leave_in_the_sum():
     found = context("published", **{"noise.epsilon": 2.0})
     around = worlds.surroundings_of(found)
-    layer, names = published_layer(around), around.names
+    layer, names = published_sides(around), around.names
     model = PublishedModel.of(around.model, around.graph, around.problem.examples[:2])
     rings = {name: around.secrets.key_ring(name) for name in names}
     directory = KeyDirectory(around.secrets.run_id, names, around.secrets.pinned())

@@ -12,10 +12,10 @@ from bilateral.audit.experiment import Context
 from bilateral.audit.topics.noise.recorded_noise import EXPERIMENT
 from bilateral.audit.topics.registry import experiments_for
 from bilateral.audit.verdict import judge, judge_claims
-from bilateral.engine import sound_layer
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.client import BatchSchedule
 from bilateral.learning.uploading import MaskUploader
+from bilateral.protections.sound import sides as sound_sides
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise import sound
 from bilateral.protocols.noise.sound import DistributedGaussian
@@ -50,12 +50,12 @@ def scaled(monkeypatch, factor):
 
 def no_noise(monkeypatch):
     """The engine forgets the noise: what the review of the games did."""
-    made = sound_layer._make_client
+    made = sound_sides._make_client
 
     def bare(upload):
         return Upload(upload.round_index, upload.weight, upload.terms.double(), upload.statistics.double())
 
-    monkeypatch.setattr(sound_layer, "_make_client", lambda *given: replace(made(*given), privatise=bare))
+    monkeypatch.setattr(sound_sides, "_make_client", lambda *given: replace(made(*given), privatise=bare))
 
 
 def forgotten_on_the_way_out(monkeypatch):
@@ -74,7 +74,7 @@ def shared_seed(monkeypatch):
         def __init__(self, name, settings, randomness=None, **others):
             super().__init__(name, settings, SeededRandomness(7, "shared noise"), **others)
 
-    monkeypatch.setattr(sound_layer, "DistributedGaussian", Shared)
+    monkeypatch.setattr(sound_sides, "DistributedGaussian", Shared)
 
 
 def same_noise_every_round(monkeypatch):
@@ -126,12 +126,12 @@ def without_one_coordinate(monkeypatch):
 
 
 def no_poisson(monkeypatch):
-    made = sound_layer.PoissonSchedule
-    monkeypatch.setattr(sound_layer, "PoissonSchedule", lambda count, _rate, stream: made(count, 1.0, stream))
+    made = sound_sides.PoissonSchedule
+    monkeypatch.setattr(sound_sides, "PoissonSchedule", lambda count, _rate, stream: made(count, 1.0, stream))
 
 
 def shuffled_batches(monkeypatch):
-    monkeypatch.setattr(sound_layer, "PoissonSchedule", lambda count, _rate, stream: BatchSchedule(count, 32, stream))
+    monkeypatch.setattr(sound_sides, "PoissonSchedule", lambda count, _rate, stream: BatchSchedule(count, 32, stream))
 
 
 @pytest.mark.parametrize(

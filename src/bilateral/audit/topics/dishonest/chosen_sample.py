@@ -194,7 +194,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_line(guarantee, _LINE):
         return "there are no blinders to choose: clients ask the server for no softmax"
-    if plan.noise.mechanism != "none":
+    if plan.traits.adds_noise:
         return "uploads carry noise of another kind"
     if has_line(guarantee, 3, 6):
         return "uploads are not hidden from the server anyway (lines 3 and 6)"

@@ -91,7 +91,7 @@ def _unchecked(context: Context, plan: RunPlan, trials: _Trials) -> Condition:
     """Noise does not go with real-valued masks, and would cover what this strategy reads: the control has none."""
     floats = Cast(context, plan.with_settings({"aggregation.masks": "float", "noise.mechanism": "none"}))
     what = "real-valued masks, whose clients check nothing"
-    if plan.noise.mechanism != "none":
+    if plan.traits.adds_noise:
         bare = Cast(context, plan.with_settings({"aggregation.masks": "ring", "noise.mechanism": "none"}))
         trials = _Trials.of(bare, lambda done: context.on_progress(0.2 + 0.2 * done, "honest sums without noise"))
         what += ", without noise"

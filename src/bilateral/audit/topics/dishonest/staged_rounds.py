@@ -11,14 +11,13 @@ from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest.attacks.split_view import Stage
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
 from bilateral.data import Split
-from bilateral.engine.layers import ClientParts, Seat, mask_settings
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
-from bilateral.engine.stack import LAYERS
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Exchange, LocalExchange, Packet
 from bilateral.learning.halves import ServerHalf
+from bilateral.protections.sides import ClientParts, Seat
 from bilateral.protocols.messages import Message, Question, RoundModel, Upload
 from bilateral.randomness import SeededRandomness
 
@@ -30,7 +29,7 @@ class Cast:
         self.around = surroundings_of(replace(context, plan=plan))
         self._federation = context.federation()
         self._blueprint = make_blueprint(plan, self._federation)
-        self._layer = LAYERS[plan.noise.mechanism](self.around)
+        self._sides = plan.chosen.sides(self.around)
         self._run_id = SimulatedSecrets(plan.seed, self._federation.names).run_id
 
     @property
@@ -58,11 +57,11 @@ class Cast:
 
     def _client(self, name: str) -> tuple[TrainingClient, ClientParts]:
         around, share = self.around, self._federation.shares[name]
-        plan, parts = around.plan, self._layer.make_client(Seat(name, len(share)))
+        plan, parts = around.plan, self._sides.make_client(Seat(name, len(share)))
         private = parts.privatise is not None
         draws = around.secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
         made = TrainingClient(
-            parts.half, share, parts.schedule, draws, weight=self._layer.weight, augment=plan.training.augment
+            parts.half, share, parts.schedule, draws, weight=self._sides.weight, augment=plan.training.augment
         )
         return made, parts
 
@@ -74,13 +73,13 @@ class Cast:
             exchange,
             self._run_id,
             self.names,
-            mask_settings(around),
-            self._layer.shape,
+            around.mask_settings,
+            self._sides.shape,
             round_index,
             model,
             partial(_answer, half),
             half,
-            self._layer.fixed_bounds,
+            self._sides.fixed_bounds,
         )
 
 

@@ -69,7 +69,7 @@ def num_colluders(plan: RunPlan, num_clients: int) -> int:
 
     Also 0 under sound noise: its clients clip and add noise, and the recording keeps neither for colluders to take out.
     """
-    if plan.masks(num_clients) != "ring" or plan.noise.mechanism == "sound":
+    if plan.masks(num_clients) != "ring" or plan.traits.spends_budget:
         return 0
     participants = plan.federation.num_participants(num_clients)
     threshold = plan.aggregation.settings().threshold_of(participants)
@@ -81,7 +81,7 @@ def one_sample_plan(plan: RunPlan, num_clients: int, num_trials: int) -> RunPlan
     participants = plan.federation.num_participants(num_clients)
     honest = participants - num_colluders(plan, num_clients)
     rounds = max(MIN_ROUNDS, math.ceil(num_trials / participants), math.ceil(MIN_TRIALS / honest))
-    if plan.noise.mechanism == "sound":
+    if plan.traits.spends_budget:
         rounds *= POISSON_FACTOR
     return plan.with_settings(
         {
@@ -106,7 +106,7 @@ def record_rounds(context: Context, plan: RunPlan) -> Rounds:
     recording = context.record(plan)
     one_sample = {key: batch for key, batch in recording.batches.items() if len(batch) == 1}
     quota = math.ceil(max(context.effort.images, MIN_TRIALS) / plan.training.rounds)
-    if plan.noise.mechanism == "sound":
+    if plan.traits.spends_budget:
         quota *= POISSON_FACTOR
     trials: list[Trial] = []
     for round_index in sorted({index for _, index in one_sample}):

@@ -27,15 +27,13 @@ from bilateral.audit.topics.inversion.one_sample_rounds import (
 from bilateral.audit.views import View
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.noise.published_model import published_settings
-from bilateral.protocols.perturb.scheme import term_names
 
 STAND_IN = "mlp-3"
 MOST_TERMS = 8
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
-    if plan.protection != "perturbation":
+    if not plan.traits.hides_model:
         return "uploads have one term without perturbation"
     if not has_line(guarantee, 3):
         return "the terms of an upload are masked: gradient inversion covers what is left"
@@ -87,9 +85,7 @@ def _recorded(context: Context, plan: RunPlan) -> Rounds:
 
 
 def _term_names(context: Context, plan: RunPlan) -> tuple[str, ...]:
-    if plan.noise.mechanism == "published":
-        return term_names(published_settings(plan.perturbation.partitions))
-    return term_names(plan.perturbation.settings(context.federation(plan).problem.loss))
+    return plan.chosen.term_names(context.federation(plan).problem.loss)
 
 
 def _term(rounds: Rounds, number: int) -> Observed:

@@ -19,7 +19,6 @@ from bilateral.audit.threat import server_view
 from bilateral.audit.topics.masks.attacks.attendance import Presence, presence
 from bilateral.audit.topics.masks.attacks.range_probe import RangeProbe
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
-from bilateral.engine.layers import mask_settings
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
@@ -32,7 +31,6 @@ from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.messages import Message, Question, Upload
-from bilateral.protocols.perturb.scheme import term_names
 from bilateral.randomness import SeededRandomness
 
 SIZE_ERROR = Metric("error of a row's size, in powers of two", "low", digits=2)
@@ -83,8 +81,7 @@ def _sizes(context: Context) -> Sequence[Evidence]:
 
 
 def _num_terms(context: Context) -> int:
-    perturbed = context.plan.protection == "perturbation"
-    return len(term_names(surroundings_of(context).perturbation)) if perturbed else 1
+    return len(context.plan.chosen.term_names(context.federation().problem.loss))
 
 
 def _probed(context: Context, present: Sequence[str], rounds: int) -> Sizes:
@@ -93,7 +90,7 @@ def _probed(context: Context, present: Sequence[str], rounds: int) -> Sizes:
     server, exchange = blueprint.server().server, blueprint.local_exchange(_unrecorded)
     shape = UploadShape(_num_terms(context), around.graph.num_parameters, around.graph.num_statistics)
     run_id = SimulatedSecrets(plan.seed, federation.names).run_id
-    attacker = RangeProbe(run_id, federation.names, mask_settings(around), shape)
+    attacker = RangeProbe(run_id, federation.names, around.mask_settings, shape)
     found: Sizes = {}
     for number in range(rounds):
         told = attacker.probe(number, present, server.start_round, exchange, partial(_answer, server))
@@ -199,7 +196,7 @@ def _has_ranges(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 def _has_sums(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_line(guarantee, 12):
         return "the plan does not sum under masks"
-    survives = plan.noise.mechanism in ("none", "sound") and plan.aggregation.masks != "float"
+    survives = (plan.traits.spends_budget or not plan.traits.adds_noise) and plan.aggregation.masks != "float"
     return "" if survives else "no client may drop out under pairwise noise"
 
 

@@ -25,14 +25,13 @@ from bilateral.audit.scores import AUC, Metric, Scores
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.masks.attacks.weight_lattice import odd_part, used_bits, weight_scores
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
-from bilateral.baselines.fedavg import PlainModel
-from bilateral.engine.layers import mask_settings
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.learning.exchange import LocalExchange, Packet
 from bilateral.learning.masked_aggregation import MaskedAggregation
 from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.server import MaskServer
@@ -142,7 +141,7 @@ def _staged(context: Context) -> Iterator[_Staged]:
 def _masked_sums(context: Context, staged: Sequence[_Staged]) -> list[FloatArray]:
     """By the real parties, round after round, so that ranges follow the sums."""
     around = surroundings_of(context)
-    settings, secrets = mask_settings(around), SimulatedSecrets(context.plan.seed, around.names)
+    settings, secrets = around.mask_settings, SimulatedSecrets(context.plan.seed, around.names)
     first = next(iter(staged[0].uploads.values()))
     num_terms, num_parameters = first.terms.shape
     shape = UploadShape(num_terms, num_parameters, len(first.statistics))
@@ -214,7 +213,7 @@ def _flat(terms: torch.Tensor) -> FloatArray:
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_subject(guarantee, "single uploads"):
         return "uploads are not summed under ring masks"
-    return "" if plan.noise.mechanism == "none" else "every coordinate carries noise, and weights are public"
+    return "" if not plan.traits.adds_noise else "every coordinate carries noise, and weights are public"
 
 
 EXPERIMENT = Experiment(

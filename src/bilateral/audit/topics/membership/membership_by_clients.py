@@ -63,7 +63,7 @@ def run(context: Context) -> list[Evidence]:
     game = make_game(context)
     attacks = _attacks(game, _train_shadows(game, context))
     bare = undefended(game.plan)
-    protected = context.plan.protection == "perturbation"
+    protected = context.plan.traits.hides_model
     plans = [game.plan] if game.plan == bare else [game.plan, bare]
     trials: dict[tuple[str, bool], list[_Trial]] = {}
     steps = [(number, plan) for number in range(context.effort.seeds) for plan in plans]
@@ -135,14 +135,14 @@ def _play(
 def _evidence(
     context: Context, game: Game, attack: _Attack, adaptive: bool, target: Sequence[_Trial], positive: Sequence[_Trial]
 ) -> Evidence:
-    perturbed = context.plan.protection == "perturbation"
+    perturbed = context.plan.traits.hides_model
     fitted = f"the group secrets fitted to its {len(game.own_labelled)} labelled samples" if perturbed else ""
     reads = fitted if adaptive else "outputs as they come"
     first = target[0]
     pair = first.scores[attack.name][first.dealt.members], first.scores[attack.name][first.dealt.strangers]
     low, high = bootstrap_interval(auc, as_values(pair[0]), as_values(pair[1]))
     return Evidence(
-        tests=1 if perturbed else 0,
+        tests=context.plan.traits.model_line,
         adversary="curious client",
         attack=f"membership by {attack.name}",
         adaptive=adaptive,

@@ -65,7 +65,7 @@ def _by_uploads(
 ) -> list[Evidence]:
     evidence = []
     masked = tested == "single uploads"
-    bare_noise = not masked and context.plan.noise.mechanism != "none"
+    bare_noise = not masked and context.plan.traits.adds_noise
     for number, method in enumerate(METHODS):
         context.on_progress(0.5 + 0.1 * number, "membership by the server: uploads")
         positive = [_upload_pair(scene, method, context, adaptive=True) for scene in plain]

@@ -28,10 +28,11 @@ from bilateral.audit.topics.membership.attacks.lira import joined, train_plainly
 from bilateral.audit.topics.membership.attacks.membership import Known, confidence
 from bilateral.audit.views import HIDDEN_SEED, Facts
 from bilateral.data import Split
-from bilateral.engine.federation import Federation, Share
+from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import analyse, initial_model
 from bilateral.errors import DataError
+from bilateral.learning.problem import Share
 from bilateral.randomness import Randomness
 
 NUM_CLIENTS = 3
@@ -187,7 +188,7 @@ def with_random_targets(samples: Split, num_outputs: int, randomness: Randomness
 def _players(plan: RunPlan, federation: Federation) -> tuple[str, ...]:
     """Three clients, or all of them where the protection depends on how many there are."""
     chosen = plan.aggregation
-    fixed = plan.noise.mechanism != "none" or chosen.neighbours is not None or chosen.graph != "auto"
+    fixed = plan.traits.adds_noise or chosen.neighbours is not None or chosen.graph != "auto"
     return tuple(federation.names if fixed else federation.names[:NUM_CLIENTS])
 
 

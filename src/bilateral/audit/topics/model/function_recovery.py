@@ -79,7 +79,7 @@ class _Bench:
 
     @staticmethod
     def of(context: Context, plan: RunPlan) -> _Bench:
-        recording = recorded(context, plan, "with protection" if plan.protection != "fedavg" else "without protection")
+        recording = recorded(context, plan, "with protection" if plan.traits.hides_model else "without protection")
         last = plan.training.rounds
         rounds = tuple(range(max(0, last - NUM_TRIALS), last))
         test = recording.test
@@ -105,11 +105,11 @@ class _Bench:
 def _run(context: Context) -> Sequence[Evidence]:
     plan = trained_plan(context)
     target = _Bench.of(context, plan)
-    positive = target if plan.protection == "fedavg" else _Bench.of(context, undefended(plan))
+    positive = _Bench.of(context, undefended(plan)) if plan.traits.hides_model else target
     client, *rest = target.recording.shares
     context.on_progress(0.6, "outputs as they come")
     rows = _without_labels(target, positive, client)
-    if plan.protection == "fedavg":
+    if not plan.traits.hides_model:
         return rows[:1]  # there is nothing to fit
     context.on_progress(0.7, "fitting with labels")
     rows.append(_with_own_labels(target, positive, client))
@@ -228,7 +228,7 @@ def _evidence(
     recording = target.recording
     rounds = f"the models of rounds {target.rounds[0] + 1} to {target.rounds[-1] + 1}"
     return Evidence(
-        tests=1 if recording.plan.protection == "perturbation" else 0,
+        tests=recording.plan.traits.model_line,
         adversary=adversary,  # type: ignore[arg-type]
         attack=attack,
         adaptive=adaptive,
@@ -304,7 +304,7 @@ def _with_parameters(recording: Recording, parameters: Tensor) -> nn.Module:
 def _without_fitting(recording: Recording, client: str) -> tuple[str, Callable[[int], Outputs]] | None:
     """Where cross entropy tells the noise, in so many words or by its exchange: an attack on a round, by its name."""
     view, settings = client_view(recording, client), facts_of(recording).perturbation
-    if recording.plan.protection != "perturbation":
+    if not recording.plan.traits.hides_model:
         return None
     if settings.tells_noise:
         inputs = recording.shares[client].inputs

@@ -166,7 +166,7 @@ def _victims(context: Context, game: _Game, number: int, target: View, control: 
     untrained = initial_model(context.plan, game.federation.problem, seed).eval()
     dtype = next(untrained.parameters()).dtype
     victims: dict[str, Outputs] = {"FedSGD": naive_outputs(control, last_control)}
-    if context.plan.protection != "fedavg":
+    if context.plan.traits.hides_model:
         victims["naive client"] = naive_outputs(target, last)
     victims["adaptive client"] = fit_outputs(target, last, target.data[game.attacker])
     victims["untrained"] = lambda images: untrained(images.to(dtype))

@@ -44,7 +44,7 @@ FACTOR_ERROR = Metric("relative error of the scale factors", "low")
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_line(guarantee, 15):
         return "clients are sent the parameters as they are"
-    if plan.noise.mechanism == "published":
+    if plan.traits.expands_network:
         return "P2's clients have another network, with transitional layers and factors of another distribution"
     return ""
 

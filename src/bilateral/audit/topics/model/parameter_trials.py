@@ -19,8 +19,8 @@ from bilateral.audit.topics.model.attacks.group_secrets import (
 from bilateral.audit.topics.model.attacks.softmax_exchange import secrets_from_exchange
 from bilateral.audit.topics.model.trained_runs import NUM_TRIALS, trained_plan
 from bilateral.audit.views import ServerRound, View
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.setup import initial_model
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.perturb.secrets import RoundSecrets
 
 

@@ -18,7 +18,7 @@ def trained_plan(context: Context) -> RunPlan:
         rounds = min(rounds, context.effort.most_trained_rounds)
     # Whether a client is invited to a round changes nothing of what it is sent: here it is invited to all.
     plan = context.plan.with_settings({"training.rounds": rounds, "federation.participation": 1.0})
-    bare = plan.noise.mechanism == "none" and plan.protection == "perturbation"
+    bare = plan.traits.hides_model and not plan.traits.adds_noise
     return plan.with_settings({"aggregation.masks": "none"}) if bare else plan
 
 

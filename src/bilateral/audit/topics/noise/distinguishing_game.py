@@ -17,41 +17,46 @@ claimed epsilon and delta, and the best test against it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.experiment import Context, Experiment
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
-from bilateral.audit.topics.noise.noise_game import play_out
+from bilateral.audit.topics.noise.noise_game import Game, play_out
 from bilateral.audit.topics.noise.published_games import central_games, naive_games, published_games
 from bilateral.audit.topics.noise.sound_games import sound_games
 from bilateral.engine.plan import RunPlan
+from bilateral.protections.groundwork import Groundwork
 from bilateral.protocols.guarantee import Guarantee, Subject
+
+GAMES: Final[dict[str, Callable[[Context, Groundwork], list[Game]]]] = {
+    "sound": sound_games,
+    "published": published_games,
+    "mp-dp-naive": naive_games,
+    "mp-cdp": central_games,
+}
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
-    return "" if plan.noise.mechanism != "none" else "the plan adds no noise, and claims no epsilon"
+    if not plan.traits.adds_noise:
+        return "the plan adds no noise, and claims no epsilon"
+    return "" if plan.noise.mechanism in GAMES else "there is no game for noise of this kind"
 
 
 def _run(context: Context) -> Sequence[Evidence]:
     around = worlds.surroundings_of(context)
-    mechanism = context.plan.noise.mechanism
-    build = {
-        "sound": sound_games,
-        "published": published_games,
-        "mp-dp-naive": naive_games,
-        "mp-cdp": central_games,
-    }[mechanism]
-    games = build(context, around)
-    subject: Subject = "differential privacy" if mechanism == "sound" else "published differential privacy"
+    traits = context.plan.traits
+    games = GAMES[context.plan.noise.mechanism](context, around)
+    subject: Subject = "differential privacy" if traits.spends_budget else "published differential privacy"
     found: list[Evidence] = []
     for number, game in enumerate(games):
         context.on_progress(0.3 + 0.7 * number / len(games), game.attack)
         evidence = play_out(game, subject, context)
         found.append(evidence)
-        if mechanism == "published":
-            found.append(replace(evidence, tests=4, curves=()))
+        if traits.noise_line is not None:
+            found.append(replace(evidence, tests=traits.noise_line, curves=()))
     context.on_progress(1.0, "games played")
     return found
 

@@ -18,20 +18,17 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.experiment import Context
-from bilateral.baselines.fedavg import FedAvgServer
-from bilateral.baselines.mp_cdp import MpCdpServer, trained_elements
-from bilateral.baselines.mp_dp_naive import MpDpNaiveClient
 from bilateral.engine.federation import Federation
-from bilateral.engine.layers import (
-    Seat,
-    Surroundings,
-    make_fedavg_client,
-    make_perturb_client,
-    make_perturb_server,
-)
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import analyse, initial_model
 from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.protections.fedavg.halves import FedAvgServer
+from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.mp_cdp.server import MpCdpServer, trained_elements
+from bilateral.protections.mp_dp_naive.client import MpDpNaiveClient
+from bilateral.protections.perturbation.halves import make_perturb_client, make_perturb_server
+from bilateral.protections.sides import Seat
 from bilateral.protocols.messages import Aggregate, Upload
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.noise.distributions import uniform_noise
@@ -48,13 +45,13 @@ _SCALE_RANGE = (0.25, 4.0)
 Batch = tuple[Tensor, Tensor]
 
 
-def surroundings_of(context: Context) -> Surroundings:
-    """What the engine builds the plan's layers from."""
+def surroundings_of(context: Context) -> Groundwork:
+    """What the engine builds the plan's sides from."""
     plan, federation = context.plan, context.federation()
     model = initial_model(plan, federation.problem)
     secrets = SimulatedSecrets(plan.seed, federation.names)
     graph = analyse(model, federation.problem, plan.perturbation.norm_inputs)
-    return Surroundings(plan, federation.problem, federation.members, model, graph, secrets)
+    return Groundwork(plan, federation.problem, federation.members, model, graph, secrets)
 
 
 def sound_noise_of(
@@ -136,9 +133,9 @@ def uniform_sum(sigma: float, num_clients: int, count: int, randomness: Randomne
     return total
 
 
-def local_noise(around: Surroundings, batch: Batch, sigma: float, count: int, randomness: Randomness) -> Tensor:
+def local_noise(around: Groundwork, batch: Batch, sigma: float, count: int, randomness: Randomness) -> Tensor:
     """MP-DP-Naive: what one client adds to its upload, coordinate by coordinate, from as many rounds as it takes."""
-    inner = make_perturb_client(around, first_seat(around), around.perturbation)
+    inner = make_perturb_client(around.basis(first_seat(around)), around.perturbation)
     noisy = MpDpNaiveClient(inner, around.model, around.graph, sigma, randomness)
     places = trained_elements(around.model, around.graph)
     parts: list[Tensor] = []
@@ -149,7 +146,7 @@ def local_noise(around: Surroundings, batch: Batch, sigma: float, count: int, ra
     return torch.cat(parts)[:count]
 
 
-def central_noise(around: Surroundings, sigma: float, count: int, randomness: Randomness) -> Tensor:
+def central_noise(around: Groundwork, sigma: float, count: int, randomness: Randomness) -> Tensor:
     """MP-CDP: what the server adds to the mean gradient, read from the recovery of empty sums."""
     model, clients = copy.deepcopy(around.model), around.num_participants
     inner = make_perturb_server(around, model, around.perturbation)
@@ -165,7 +162,7 @@ def central_noise(around: Surroundings, sigma: float, count: int, randomness: Ra
     return torch.cat(parts)[:count]
 
 
-def honest_batches(around: Surroundings, federation: Federation) -> tuple[Batch, Batch]:
+def honest_batches(around: Groundwork, federation: Federation) -> tuple[Batch, Batch]:
     """A client's batch in two neighbouring worlds, as they are: one sample, or the whole client, is another's."""
     mine, others = federation.shares[around.names[0]], federation.shares[around.names[1]]
     size = min(around.plan.training.batch_size or len(mine), len(mine), len(others))
@@ -178,7 +175,7 @@ def honest_batches(around: Surroundings, federation: Federation) -> tuple[Batch,
 
 
 def clipped_difference(
-    around: Surroundings, federation: Federation, half: ClientHalf, server: ServerHalf, clip: ClipSettings
+    around: Groundwork, federation: Federation, half: ClientHalf, server: ServerHalf, clip: ClipSettings
 ) -> float:
     """How far a canary moves what a clipping client sends, in the norm that clipping bounds; measured.
 
@@ -200,19 +197,19 @@ def clipped_difference(
     return float((difference * clip.scales(len(difference))[:, None]).norm())
 
 
-def true_gradient(around: Surroundings, batch: Batch) -> Tensor:
+def true_gradient(around: Groundwork, batch: Batch) -> Tensor:
     """The mean gradient of a batch, without any protection."""
     server = FedAvgServer(around.model, around.graph)
-    return _upload_of(make_fedavg_client(around, first_seat(around)), server, batch, 0).terms[0].double()
+    return _upload_of(FedSgd().make_client(around.basis(first_seat(around))), server, batch, 0).terms[0].double()
 
 
-def perturbed_upload(around: Surroundings, batch: Batch, round_index: int = 0) -> Upload:
+def perturbed_upload(around: Groundwork, batch: Batch, round_index: int = 0) -> Upload:
     """What a perturbing client sends, without noise; the secrets of a round are the same at every call."""
-    half = make_perturb_client(around, first_seat(around), around.perturbation)
+    half = make_perturb_client(around.basis(first_seat(around)), around.perturbation)
     return _upload_of(half, _perturb_server(around), batch, round_index)
 
 
-def smallest_ratio(around: Surroundings) -> float:
+def smallest_ratio(around: Groundwork) -> float:
     """perturbed / plain of the parameter that the first round shrinks most."""
     server = _perturb_server(around)
     server.start_round(0)
@@ -220,11 +217,11 @@ def smallest_ratio(around: Surroundings) -> float:
     return float(ratio.abs().min())
 
 
-def first_seat(around: Surroundings) -> Seat:
+def first_seat(around: Groundwork) -> Seat:
     return Seat(around.names[0], around.sample_counts[0])
 
 
-def _perturb_server(around: Surroundings) -> PerturbServer:
+def _perturb_server(around: Groundwork) -> PerturbServer:
     return make_perturb_server(around, copy.deepcopy(around.model), around.perturbation)
 
 

@@ -19,11 +19,11 @@ from bilateral.audit.recording import Recording
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
 from bilateral.audit.views import View
-from bilateral.engine.layers import ClientParts, Seat
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.sound_layer import num_terms, sound_layer, sound_noise
 from bilateral.errors import ProtocolError
 from bilateral.learning.client import TrainingClient
+from bilateral.protections.sides import ClientParts, Seat
+from bilateral.protections.sound.sides import num_terms, sound_noise, sound_sides
 from bilateral.protocols.membership import ClipNorm
 from bilateral.protocols.messages import Aggregate, RoundModel, Upload
 from bilateral.protocols.noise.sound import SoundNoiseSettings
@@ -80,7 +80,7 @@ class _Reader:
 
     def __init__(self, context: Context, recording: Recording) -> None:
         around = surroundings_of(replace(context, plan=recording.plan))
-        layer = sound_layer(around)
+        layer = sound_sides(around)
         self._recording = recording
         self._view: View = server_view(recording)
         self._settings = sound_noise(around).settings

@@ -19,8 +19,12 @@ from bilateral.audit.topics.noise.attacks.distinguishing import (
 )
 from bilateral.audit.topics.noise.noise_game import Game, Outcome, Play
 from bilateral.audit.views import AdversaryName
-from bilateral.engine.layers import Layer, Surroundings
-from bilateral.engine.published_layer import mp_cdp_layer, mp_dp_naive_layer, published_layer, sensitivity
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.mp_cdp.sides import mp_cdp_sides
+from bilateral.protections.mp_dp_naive.sides import mp_dp_naive_sides
+from bilateral.protections.published.claims import sensitivity
+from bilateral.protections.published.sides import published_sides
+from bilateral.protections.sides import Sides
 from bilateral.protocols.noise.published_model import PublishedModel
 from bilateral.randomness import SeededRandomness
 
@@ -47,9 +51,9 @@ class _PublishedGame:
         )
 
 
-def published_games(context: Context, around: Surroundings) -> list[Game]:
+def published_games(context: Context, around: Groundwork) -> list[Game]:
     """Gradients that keep to the assumed norm, by four attackers; and an honest one that does not."""
-    epsilon, sigma = _claimed(around, published_layer, "independent")
+    epsilon, sigma = _claimed(around, published_sides, "independent")
     model = PublishedModel.of(around.model, around.graph, around.problem.examples[:2])
     clients, moved = around.num_participants, sensitivity(around)
     effort, draws = context.effort, context.randomness("published")
@@ -117,7 +121,7 @@ def published_games(context: Context, around: Surroundings) -> list[Game]:
 
 
 def _honest_published(
-    context: Context, around: Surroundings, model: PublishedModel, sigma: float, epsilon: float
+    context: Context, around: Groundwork, model: PublishedModel, sigma: float, epsilon: float
 ) -> Game:
     """One honest sample or client is another: all weights together, every trial with factors of its own."""
     first, second = worlds.honest_batches(around, context.federation())
@@ -180,9 +184,9 @@ def _gaussian_play(noise_of: Callable[[float], Tensor], sigma: float, moved: flo
     return play
 
 
-def naive_games(context: Context, around: Surroundings) -> list[Game]:
+def naive_games(context: Context, around: Groundwork) -> list[Game]:
     """Every upload is seen by itself; its first term carries normal noise in the *perturbed* coordinates."""
-    epsilon, sigma = _claimed(around, mp_dp_naive_layer, "local")
+    epsilon, sigma = _claimed(around, mp_dp_naive_sides, "local")
     first, second = worlds.honest_batches(around, context.federation())
     assumed, many = sensitivity(around), context.effort.noise_trials
     difference = (worlds.perturbed_upload(around, second).terms - worlds.perturbed_upload(around, first).terms)[0]
@@ -205,9 +209,9 @@ def naive_games(context: Context, around: Surroundings) -> list[Game]:
     ]
 
 
-def central_games(context: Context, around: Surroundings) -> list[Game]:
+def central_games(context: Context, around: Groundwork) -> list[Game]:
     """The server is trusted; others see the mean gradient with its noise, at best."""
-    epsilon, sigma = _claimed(around, mp_cdp_layer, "central")
+    epsilon, sigma = _claimed(around, mp_cdp_sides, "central")
     first, second = worlds.honest_batches(around, context.federation())
     many, draws, clients = context.effort.noise_trials, context.randomness("central"), around.num_participants
     moved = float((worlds.true_gradient(around, second) - worlds.true_gradient(around, first)).norm()) / clients
@@ -249,8 +253,8 @@ def _gaussian_game(
     return Game(attack, adaptive, adversary, seen, unit, epsilon, _gaussian_play(noise_of, sigma, moved), remark)
 
 
-def _claimed(around: Surroundings, make_layer: Callable[[Surroundings], Layer], noise: str) -> tuple[float, float]:
+def _claimed(around: Groundwork, make_sides: Callable[[Groundwork], Sides], noise: str) -> tuple[float, float]:
     """The plan's epsilon a round, and the deviation of its noise."""
-    report = make_layer(around).privacy
+    report = make_sides(around).privacy
     assert report is not None
     return report.rows[0].epsilon_per_round, report.deviations[noise]

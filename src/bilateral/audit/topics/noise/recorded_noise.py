@@ -41,7 +41,7 @@ from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
 from bilateral.audit.topics.noise.noise_of_a_run import RunNoise, noise_of_run, short_plan
 from bilateral.audit.views import AdversaryName
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.sound_layer import SoundNoise, num_terms, sound_noise
+from bilateral.protections.sound.sides import SoundNoise, num_terms, sound_noise
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.accounting import spent
 
@@ -102,7 +102,7 @@ def _rounded_up(share: float) -> float:
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
-    return "" if plan.noise.mechanism == "sound" else "the plan claims no differential privacy of its own"
+    return "" if plan.traits.spends_budget else "the plan claims no differential privacy of its own"
 
 
 def _run(context: Context) -> Sequence[Evidence]:

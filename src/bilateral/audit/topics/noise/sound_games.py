@@ -14,8 +14,8 @@ from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio, projection, sampled_log_ratio
 from bilateral.audit.topics.noise.noise_game import Game, Outcome
 from bilateral.audit.views import AdversaryName
-from bilateral.engine.layers import Surroundings
-from bilateral.engine.sound_layer import SoundNoise, num_terms, sound_layer, sound_noise
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.sound.sides import SoundNoise, num_terms, sound_noise, sound_sides
 from bilateral.randomness import SeededRandomness
 
 
@@ -59,11 +59,11 @@ class _SoundGame:
         return scores[0], scores[1]
 
 
-def sound_games(context: Context, around: Surroundings) -> list[Game]:
+def sound_games(context: Context, around: Groundwork) -> list[Game]:
     """Worst cases, a canary through the real clipping, and all rounds of a run together."""
     noise = sound_noise(around)
     found = {"noise.epsilon": None, "noise.noise_multiplier": noise.settings.noise_multiplier}
-    layer = sound_layer(replace(around, plan=context.plan.with_settings(found)))  # without the search for the noise
+    layer = sound_sides(replace(around, plan=context.plan.with_settings(found)))  # without the search for the noise
     row, exposure = noise.spending.rows[0], noise.spending.exposure
     clip, terms = noise.settings.clip, num_terms(around)
     federation, rounds = context.federation(), exposure.rounds_of_one_client

@@ -29,7 +29,7 @@ WEIGHED: Final = Metric("weights told from another", "high", is_rate=True, digit
 
 def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
     """What this adversary finds by matching; nothing where it cannot, or where no claim is about it."""
-    if not isinstance(attacker.tests, str) or not attacker.sees_uploads or context.plan.noise.mechanism != "none":
+    if not isinstance(attacker.tests, str) or not attacker.sees_uploads or context.plan.traits.adds_noise:
         return []
     if asks(context) and attacker.adversary == "eavesdropper":
         return []

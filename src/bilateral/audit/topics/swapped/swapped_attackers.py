@@ -77,7 +77,7 @@ def _most_colluding(plan: RunPlan, num_clients: int) -> int:
 def _most_pooled(plan: RunPlan, table: Table) -> int:
     """Without the server: all but the two suspected, unless successive models tell clients the sums."""
     count = len(table.names)
-    if plan.protection == "perturbation":
+    if plan.traits.hides_model:
         return count - 2
     return max(0, min(count - 2, plan.aggregation.settings().floor_of(count) - 2))
 
@@ -85,7 +85,7 @@ def _most_pooled(plan: RunPlan, table: Table) -> int:
 def asks(context: Context) -> bool:
     """Whether clients ask the server for a softmax, which shows it their batch (line 8)."""
     plan, loss = context.plan, context.federation().problem.loss
-    return plan.protection == "perturbation" and plan.perturbation.settings(loss).has_exchange
+    return plan.chosen.asks(loss)
 
 
 def left_out_of(context: Context) -> tuple[type[Message], ...]:

@@ -38,7 +38,7 @@ def evidence_of(context: Context, attacker: Attacker, runs: Runs) -> list[Eviden
         seen += ", masks taken off as far as they are known"
     if left_out:
         seen += "; not the question of cross entropy, which tells by itself (line 8)"
-    if attacker.sees_uploads and isinstance(attacker.tests, str) and context.plan.noise.mechanism != "sound":
+    if attacker.sees_uploads and isinstance(attacker.tests, str) and not context.plan.traits.spends_budget:
         seen += "; not who refused a range (line 11)"
     evidence = []
     for adaptive in (False, True) if attacker.naive else (True,):

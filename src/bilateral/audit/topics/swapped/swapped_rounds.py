@@ -19,10 +19,11 @@ from bilateral.audit.recording import Recording, record
 from bilateral.audit.topics.membership.attacks.lira import joined
 from bilateral.audit.topics.swapped.attacks.swapped_worlds import Notes, Suspicion
 from bilateral.data import Split
-from bilateral.engine.federation import Federation, Member, Share
+from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
+from bilateral.learning.problem import Member, Share
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.messages import Message
@@ -101,7 +102,7 @@ def table_of(context: Context) -> Table:
 def _with_own_noise(context: Context) -> RunPlan:
     """The plan with its noise as a number, so that other rounds and batches do not change it (nor account for it)."""
     plan = context.plan
-    if plan.noise.mechanism != "sound" or plan.noise.epsilon is None:
+    if not plan.traits.spends_budget or plan.noise.epsilon is None:
         return plan
     privacy = make_blueprint(plan, context.federation()).privacy
     assert privacy is not None
@@ -154,7 +155,7 @@ def play(
 
 
 def _is_poisson(plan: RunPlan) -> bool:
-    return plan.noise.mechanism == "sound" and plan.noise.unit == "sample"
+    return plan.traits.samples_by_chance
 
 
 def _sort_key(pool: Split, task: str) -> Tensor:

@@ -43,7 +43,7 @@ def run(context: Context) -> list[Evidence]:
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
-    if plan.noise.mechanism not in ("none", "sound"):
+    if plan.traits.adds_noise and not plan.traits.spends_budget:
         return "P2's scheme does not claim to hide single uploads; lines 3 and 4 have attacks of their own"
     count = len(plan.data.sites) or plan.federation.num_clients
     if count is not None and num_players(plan, count) < 2:

@@ -19,7 +19,6 @@ from bilateral.audit.views import Facts, View
 from bilateral.data import Split
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import RoundModel, Upload
-from bilateral.protocols.noise.published_model import PublishedModel
 
 _RING_UNIT = 2.0**-63
 
@@ -32,10 +31,9 @@ def true_model(facts: Facts) -> GradientModel:
 def client_model(facts: Facts) -> GradientModel:
     """The network that clients are sent: P2 expands it, everything else sends the plan's own."""
     plain = true_model(facts)
-    if facts.plan.noise.mechanism != "published":
-        return plain
-    published = PublishedModel.of(plain.network, facts.graph, torch.zeros(2, *facts.input_shape))
-    return GradientModel(published.model.eval(), published.graph, facts.loss)
+    examples = torch.zeros(2, *facts.input_shape)
+    network, graph = facts.plan.chosen.client_network(plain.network, facts.graph, examples)
+    return GradientModel(network.eval(), graph, facts.loss)
 
 
 def sent_parameters(view: View, round_index: int) -> Tensor:
@@ -104,7 +102,7 @@ def _training_model(facts: Facts, dtype: torch.dtype) -> GradientModel:
 
 
 def _weight(view: View, client: str) -> int:
-    return 1 if view.facts.plan.noise.mechanism != "none" else len(view.data[client])
+    return 1 if view.facts.plan.traits.equal_weights else len(view.data[client])
 
 
 def _gradient_of_batch(model: GradientModel, parameters: Tensor, batch: Split) -> Tensor:

@@ -27,11 +27,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.audit.views import View
-from bilateral.baselines.fedavg import PlainModel
 from bilateral.data import Split
 from bilateral.errors import DataError, PlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.transitional import expand
+from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.scheme import group_masks
 from bilateral.protocols.statistics import collect_batch_statistics

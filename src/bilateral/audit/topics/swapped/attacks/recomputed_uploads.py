@@ -11,19 +11,18 @@ from __future__ import annotations
 import torch
 
 from bilateral.audit.views import Facts, View
-from bilateral.baselines.fedavg import FedAvgClient
 from bilateral.data import Split
 from bilateral.learning.halves import ClientHalf
+from bilateral.protections.groundwork import ClientBasis
 from bilateral.protocols.messages import RoundModel, Upload
 from bilateral.protocols.perturb import cross_entropy
-from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
 from bilateral.randomness import SeededRandomness
 
 
 def needs_answers(facts: Facts) -> bool:
     """Whether clients ask the server in the middle of a round."""
-    return facts.plan.protection == "perturbation" and facts.perturbation.has_exchange
+    return facts.plan.chosen.asks(facts.loss)
 
 
 class Rehearsal:
@@ -48,12 +47,10 @@ class Rehearsal:
 
 
 def _client_half(facts: Facts, client: str, model: RoundModel) -> ClientHalf:
-    network, channels_last = facts.network(model.parameters), facts.plan.training.channels_last
-    if facts.plan.protection != "perturbation":
-        return FedAvgClient(client, network, facts.graph, facts.loss, channels_last=channels_last)
     # Its blinders cancel in its upload, whatever they are.
     draws = SeededRandomness(0, "recomputed uploads", client)
-    return PerturbClient(client, network, facts.graph, facts.perturbation, draws, channels_last=channels_last)
+    basis = ClientBasis(client, facts.network(model.parameters), facts.graph, facts.plan, facts.loss, draws)
+    return facts.plan.chosen.model.make_client(basis)
 
 
 def _answer(view: View, client: str, query: SoftmaxQuery) -> SoftmaxReply:

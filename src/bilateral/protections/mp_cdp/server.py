@@ -3,7 +3,7 @@
 The yardstick for the published noise: `central_sigma` takes the same condition (P2 Eq. 23) at the same (epsilon,
 delta), so that the published scheme's mean carries the same noise but for the pairwise noise's share of theta.
 
-Formal guarantee (tests/baselines/test_ablations.py): the recovered mean has normal noise of standard deviation
+Formal guarantee (tests/protections/test_ablations.py): the recovered mean has normal noise of standard deviation
 `central_sigma` on every trained element, fresh every round, and none on frozen ones.
 """
 

@@ -9,12 +9,13 @@ import torch
 from scipy import stats
 from tests.reference.gradients import plain_gradient
 
-from bilateral.baselines import mp_cdp, mp_dp_naive
-from bilateral.baselines.mp_cdp import MpCdpServer, trained_elements
-from bilateral.baselines.mp_dp_naive import MpDpNaiveClient
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
+from bilateral.protections.mp_cdp import server as mp_cdp
+from bilateral.protections.mp_cdp.server import MpCdpServer, trained_elements
+from bilateral.protections.mp_dp_naive import client as mp_dp_naive
+from bilateral.protections.mp_dp_naive.client import MpDpNaiveClient
 from bilateral.protocols.messages import aggregate
 from bilateral.protocols.noise.published_accounting import central_sigma, local_sigma
 from bilateral.protocols.perturb.client import PerturbClient

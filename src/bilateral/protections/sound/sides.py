@@ -6,27 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol, cast
 
-from torch import nn
-
-from bilateral.baselines.fedavg import GUARANTEE as FEDAVG_GUARANTEE
-from bilateral.baselines.fedavg import FedAvgClient, FedAvgServer
-from bilateral.engine.layers import (
-    ClientParts,
-    Layer,
-    Seat,
-    Surroundings,
-    make_fedavg_client,
-    make_perturb_client,
-    make_perturb_server,
-    mask_settings,
-    recovery_check,
-)
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, UnsoundPlanError
 from bilateral.learning.client import Schedule, invited_clients
-from bilateral.learning.halves import ServerHalf
+from bilateral.learning.halves import ClientHalf
 from bilateral.learning.sampling import PoissonSchedule
 from bilateral.learning.upload_check import UploadShape
+from bilateral.protections.groundwork import Groundwork
+from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
@@ -34,15 +22,17 @@ from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import MAX_SAMPLES, ClipSettings
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.sound import DistributedGaussian, SoundNoiseSettings, effective_multiplier, grid_bits
-from bilateral.protocols.noise.term_scales import public_term_scales
-from bilateral.protocols.perturb.client import PerturbClient
-from bilateral.protocols.perturb.scheme import term_names
-from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
 
 NOISE_REACH = 16.0
 """No noise is drawn beyond 13.3 standard deviations (`sound.standard_normal`)."""
 ADAPTIVE_ROOM = 2.0**12
 """How far an adaptive norm may move, up or down: the range of the masks is fixed, and must hold it."""
+
+
+class ClippingHalf(ClientHalf, Protocol):
+    """A client's half that clips (`ModelProtection.can_clip`); what it clips to may change from round to round."""
+
+    clip: ClipSettings | None
 
 
 @dataclass(frozen=True)
@@ -53,13 +43,11 @@ class SoundNoise:
     spending: SpendingReport
 
 
-def num_terms(around: Surroundings) -> int:
-    if around.plan.protection == "fedavg":
-        return 1
-    return len(term_names(around.perturbation))
+def num_terms(around: Groundwork) -> int:
+    return len(around.plan.chosen.term_names(around.problem.loss))
 
 
-def sound_noise(around: Surroundings) -> SoundNoise:
+def sound_noise(around: Groundwork) -> SoundNoise:
     """The plan's noise: as given, or as little as meets the plan's epsilon."""
     plan, exposure = around.plan, exposure_of(around)
     count, parameters = num_terms(around), around.graph.num_parameters
@@ -97,9 +85,9 @@ def sound_noise(around: Surroundings) -> SoundNoise:
     )
 
 
-def clip_settings(around: Surroundings) -> ClipSettings:
+def clip_settings(around: Groundwork) -> ClipSettings:
     """One norm for all terms together; sums over samples are divided by one public batch size."""
-    noise, scales = around.plan.noise, term_scales(around)
+    noise, scales = around.plan.noise, around.plan.chosen.model.term_scales(around)
     if noise.unit == "sample" and max(around.sample_counts) > MAX_SAMPLES:
         raise PlanError(
             f"Expected at most {MAX_SAMPLES} samples at a client, got {max(around.sample_counts)}: rounding in a "
@@ -111,23 +99,7 @@ def clip_settings(around: Surroundings) -> ClipSettings:
     return ClipSettings(noise.clip, "sample", float(_batch_size(around)), scales)
 
 
-def term_scales(around: Surroundings) -> tuple[float, ...]:
-    """How the noise is divided between the terms: public, from a model of the same kind and inputs of the server's.
-
-    A site has no inputs of the server's, and is told the scales; any choice of them costs no privacy.
-    """
-    if around.plan.protection == "fedavg":
-        return ()
-    if told := around.problem.term_scales:
-        if len(told) != num_terms(around) or not all(0 < scale < float("inf") for scale in told):
-            raise ProtocolError(
-                f"Expected {num_terms(around)} scales of terms above 0 from the server, got {list(told)}."
-            )
-        return told
-    return public_term_scales(around.model, around.graph, around.perturbation, around.problem.examples)
-
-
-def exposure_of(around: Surroundings) -> Exposure:
+def exposure_of(around: Groundwork) -> Exposure:
     """How often one sample (or one client) is used, at most, in the plan's rounds."""
     plan, names = around.plan, around.names
     invited: Counter[str] = Counter()
@@ -142,7 +114,7 @@ def exposure_of(around: Surroundings) -> Exposure:
     )
 
 
-def sound_report(around: Surroundings, noise: SoundNoise) -> PrivacyReport:
+def sound_report(around: Groundwork, noise: SoundNoise) -> PrivacyReport:
     """What is spent, and the noise in the mean of the uploads, term by term."""
     count = exposure_of(around).clients_per_round
     of_clients = noise.settings.term_deviations(num_terms(around))
@@ -156,31 +128,30 @@ def sound_report(around: Surroundings, noise: SoundNoise) -> PrivacyReport:
     return PrivacyReport("sound", noise.settings.clip.unit, {**figures, **deviations}, noise.spending.rows)
 
 
-def sound_layer(around: Surroundings) -> Layer:
+def sound_sides(around: Groundwork) -> Sides:
     """Both sides with clipping and noise; the masks that it needs go on top."""
-    noise = sound_noise(around)
+    noise, below = sound_noise(around), around.plan.chosen.model
     settings = noise.settings
     bounds = _bounds(around, settings)
     fits = _GridCheck.of(around, bounds)
     fits(settings)
-    shape = UploadShape(num_terms(around), around.graph.num_parameters, int(settings.adaptive is not None))
-    plain = around.plan.protection == "fedavg"
-    stated = FEDAVG_GUARANTEE if plain else perturb_guarantee(around.perturbation)
-    layer = Layer(
-        partial(_make_server, around),
+    adaptive = settings.adaptive
+    return Sides(
+        partial(below.make_server, around),
         partial(_make_client, around, noise, fits),
-        shape,
-        [stated, guarantee(settings, noise.spending)],
+        UploadShape(num_terms(around), around.graph.num_parameters, int(adaptive is not None)),
+        (below.guarantee(around), guarantee(settings, noise.spending)),
         fixed_bounds=bounds,
         # The range is fixed, so nobody has to refuse it; what the sum says about one unit is what epsilon bounds.
         covers=frozenset({11, 12}),
         weight=1,
         privacy=sound_report(around, noise),
-        check=None if plain else recovery_check(around),
+        make_adaptive=None
+        if adaptive is None
+        else partial(AdaptiveNorm, adaptive, settings.clip, _norm_limits(settings)),
+        term_scales=settings.clip.term_scales,
+        check=below.recovery_check(around),
     )
-    if settings.adaptive is not None:
-        layer.make_adaptive = partial(AdaptiveNorm, settings.adaptive, settings.clip, _norm_limits(settings))
-    return layer
 
 
 def _norm_limits(settings: SoundNoiseSettings) -> tuple[float, float]:
@@ -188,20 +159,10 @@ def _norm_limits(settings: SoundNoiseSettings) -> tuple[float, float]:
     return settings.clip.norm / ADAPTIVE_ROOM, settings.clip.norm * ADAPTIVE_ROOM
 
 
-def _make_server(around: Surroundings, model: nn.Module) -> ServerHalf:
-    if around.plan.protection == "fedavg":
-        return FedAvgServer(model, around.graph)
-    return make_perturb_server(around, model, around.perturbation)
-
-
-def _make_client(around: Surroundings, noise: SoundNoise, fits: _GridCheck, seat: Seat) -> ClientParts:
+def _make_client(around: Groundwork, noise: SoundNoise, fits: _GridCheck, seat: Seat) -> ClientParts:
     """A client that clips, and adds its part of the noise."""
     settings, counted = noise.settings, noise.settings.adaptive is not None
-    half: FedAvgClient | PerturbClient
-    if around.plan.protection == "fedavg":
-        half = make_fedavg_client(around, seat, clip=settings.clip, count_clipped=counted)
-    else:
-        half = make_perturb_client(around, seat, around.perturbation, clip=settings.clip, count_clipped=counted)
+    half = around.plan.chosen.model.make_client(around.basis(seat, clip=settings.clip, count_clipped=counted))
     adder = DistributedGaussian(
         seat.name,
         settings,
@@ -215,13 +176,11 @@ def _make_client(around: Surroundings, noise: SoundNoise, fits: _GridCheck, seat
         _poisson_schedule(around, seat) if by_sample else around.batch_schedule(seat),
         lambda upload: adder.add_noise(upload, upload.round_index),
         adder.begin,
-        _setter(half, adder, fits) if counted else None,
+        _setter(cast("ClippingHalf", half), adder, fits) if counted else None,
     )
 
 
-def _setter(
-    half: FedAvgClient | PerturbClient, noise: DistributedGaussian, fits: _GridCheck
-) -> Callable[[float], None]:
+def _setter(half: ClippingHalf, noise: DistributedGaussian, fits: _GridCheck) -> Callable[[float], None]:
     low, high = _norm_limits(noise.settings)
 
     def set_norm(norm: float) -> None:
@@ -246,7 +205,7 @@ class _GridCheck:
     fraction_bits: tuple[int, ...]
 
     @classmethod
-    def of(cls, around: Surroundings, bounds: Sequence[float]) -> _GridCheck:
+    def of(cls, around: Groundwork, bounds: Sequence[float]) -> _GridCheck:
         return cls(FixedPointFormat.for_bounds(bounds, around.num_participants).fraction_bits)
 
     def __call__(self, settings: SoundNoiseSettings) -> None:
@@ -260,13 +219,13 @@ class _GridCheck:
             )
 
 
-def _min_honest(around: Surroundings) -> int:
+def _min_honest(around: Groundwork) -> int:
     """Clients in every sum whose noise an observer does not know.
 
     The server with c colluders knows c noises. A client knows its own as well, so with c colluders c + 1: what is
     claimed against everybody must hold against it.
     """
-    noise, aggregation, participants = around.plan.noise, mask_settings(around), around.num_participants
+    noise, aggregation, participants = around.plan.noise, around.mask_settings, around.num_participants
     in_sum, known = aggregation.floor_of(participants), noise.colluders + 1
     if in_sum - known < 1:
         raise PlanError(
@@ -290,7 +249,7 @@ def _min_honest(around: Surroundings) -> int:
     return in_sum - known
 
 
-def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:
+def _bounds(around: Groundwork, settings: SoundNoiseSettings) -> list[float]:
     """A bound on every value of each row: all of a client's samples clipped, and the noise."""
     units = 1.0
     if settings.clip.unit == "sample":
@@ -307,15 +266,15 @@ def _bounds(around: Surroundings, settings: SoundNoiseSettings) -> list[float]:
     return [*rows, units / settings.clip.expected_batch_size + NOISE_REACH * settings.count_deviation]
 
 
-def _batch_size(around: Surroundings) -> int:
+def _batch_size(around: Groundwork) -> int:
     return around.plan.training.batch_size or max(around.sample_counts)
 
 
-def _rate(around: Surroundings, num_samples: int) -> float:
+def _rate(around: Groundwork, num_samples: int) -> float:
     return min(1.0, _batch_size(around) / num_samples)
 
 
-def _poisson_schedule(around: Surroundings, seat: Seat) -> Schedule:
+def _poisson_schedule(around: Groundwork, seat: Seat) -> Schedule:
     return PoissonSchedule(
         seat.num_samples, _rate(around, seat.num_samples), around.secrets.stream("batches", seat.name)
     )

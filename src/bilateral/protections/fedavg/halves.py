@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
-from bilateral.protocols.combination import spoken
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.local_model import LocalModel
@@ -28,7 +27,7 @@ from bilateral.protocols.perturb.settings import Loss
 from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
-    spoken("fedavg"),
+    "FedSGD",
     claims=(),
     leaks=(
         Leak("the whole model", "clients", 0),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from bilateral.baselines.fedavg import PlainModel
+from bilateral.protections.registry import everyone
 from bilateral.protocols.mask.messages import (
     KeyAnnouncement,
     MaskedUpload,
@@ -21,45 +22,51 @@ from bilateral.protocols.mask.messages import (
 )
 from bilateral.protocols.membership import ClipNorm, KeyRequest, RoundMembers
 from bilateral.protocols.messages import Message, Upload
-from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 
-TO_CLIENT: tuple[type[Message], ...] = (
+_MASKS_TO_CLIENT: Final[tuple[type[Message], ...]] = (
     KeyRequest,
     Roster,
     RoundMembers,
     ClipNorm,
     MaskOpening,
     RoutedShares,
-    PlainModel,
-    PerturbedModel,
-    SoftmaxReply,
     SurvivorList,
     UnmaskRequest,
 )
-TO_SERVER: tuple[type[Message], ...] = (
+_MASKS_TO_SERVER: Final[tuple[type[Message], ...]] = (
     KeyAnnouncement,
     SealedShares,
     ShareComplaint,
-    SoftmaxQuery,
     Upload,
     MaskedUpload,
     RangeRefusal,
     SurvivorSignature,
     RevealedShares,
 )
-STAGES: dict[type[Message], str] = {
+_STAGES_OF_MASKS: Final[dict[type[Message], str]] = {
     KeyRequest: "key agreement",
     MaskOpening: "sharing mask seeds",
-    PlainModel: "training",
-    PerturbedModel: "training",
-    SoftmaxReply: "training after the softmax answer",
     RoutedShares: "masking again",
     SurvivorList: "signing the survivors",
     UnmaskRequest: "unmasking",
 }
-"""What a client is doing when it was last sent such a message, in the operator's words."""
+
+
+def to_client() -> tuple[type[Message], ...]:
+    """All that a client may be sent, under whatever protection."""
+    return (*_MASKS_TO_CLIENT, *(kind for one in everyone() for kind in one.vocabulary.to_client))
+
+
+def to_server() -> tuple[type[Message], ...]:
+    """All that a client may send."""
+    return (*_MASKS_TO_SERVER, *(kind for one in everyone() for kind in one.vocabulary.to_server))
+
+
+def stages() -> dict[type[Message], str]:
+    """What a client is doing when it was last sent such a message, in the operator's words."""
+    return {**_STAGES_OF_MASKS, **{kind: said for one in everyone() for kind, said in one.vocabulary.stages.items()}}
 
 
 def stage_of(packet: Sequence[Message]) -> str:
     """What a client is doing with a packet: the stage of its last message."""
-    return STAGES.get(type(packet[-1]), type(packet[-1]).__name__) if packet else "nothing"
+    return stages().get(type(packet[-1]), type(packet[-1]).__name__) if packet else "nothing"

@@ -4,8 +4,8 @@ The noise is what one client needs by itself (`local_sigma`), and the perturbati
 quotient. Recovery multiplies the noise by that ratio too (Eq. 8): too little where the ratio is small, and much too
 much where it is large. The paper has it to show why its own scheme is needed.
 
-Formal guarantee (tests/baselines/test_ablations.py): the recovered mean's noise on element i has the standard deviation
-ratio_i * sigma / sqrt(K), given the round's ratios.
+Formal guarantee (tests/protections/test_ablations.py): the recovered mean's noise on element i has the standard
+deviation ratio_i * sigma / sqrt(K), given the round's ratios.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from bilateral.baselines.mp_cdp import trained_elements
 from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protections.mp_cdp.server import trained_elements
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.perturb.client import PerturbClient

@@ -1,0 +1,46 @@
+"""Protections as a stack: the model's, then noise, then masks. What holds together, and what does not.
+
+A stack has one guarantee: the claims of its parts, and their leaks except those that another part closes. Mixes whose
+claim would not hold are refused by name, before anything is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from bilateral.errors import UnsoundPlanError
+from bilateral.protections.base import Mix, Rule
+from bilateral.protocols.guarantee import Guarantee
+
+MASKS_ALONE: Final = Rule(
+    "masks over a single client",
+    lambda mix: mix.masks != "none" and mix.num_participants < 2,
+    "the sum over one client is that client's upload",
+    "Use two clients or more a round, or aggregation.masks = 'none'.",
+)
+
+
+def name_of(mix: Mix) -> str:
+    """`perturbation + sound noise + ring masks`; checkpoints and plans know it by this. `spoken` is for people."""
+    parts = [mix.model.title]
+    if mix.noise is not None:
+        parts.append(mix.noise.title)
+    if mix.masks != "none":
+        parts.append(f"{mix.masks} masks")
+    return " + ".join(parts)
+
+
+def refuse_unsound(mix: Mix) -> None:
+    """Raise `UnsoundPlanError` for the first rule that forbids this mix."""
+    of_noise = () if mix.noise is None else mix.noise.refused
+    for rule in (MASKS_ALONE, *of_noise, *mix.model.refused):
+        if rule.applies(mix):
+            raise UnsoundPlanError(f"Refused, {rule.name}: {rule.reason}.", remedy=rule.remedy)
+
+
+def combine(name: str, parts: Sequence[Guarantee], closed: Sequence[tuple[int, str]] = ()) -> Guarantee:
+    """One guarantee of several parts. `closed`: (ledger line, to whom) of leaks that another part closes."""
+    claims = tuple(claim for part in parts for claim in part.claims)
+    leaks = tuple(leak for part in parts for leak in part.leaks if (leak.ledger_line, leak.whom) not in closed)
+    return Guarantee(name, claims, leaks)

@@ -1,0 +1,1 @@
+"""FedSGD: no protection, the yardstick."""

@@ -1,0 +1,1 @@
+"""MP-CDP, an ablation of P2: noise of a trusted server."""

@@ -1,0 +1,1 @@
+"""MP-DP-Naive, an ablation of P2: normal noise of every client."""

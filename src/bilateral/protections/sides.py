@@ -1,0 +1,75 @@
+"""How each side of a run is built from its protections, before masks go on top. Everything here is a recipe.
+
+The server's process builds the server's side, a site's process that client, and both from the same public facts
+(`Groundwork`), so that they agree without talking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from bilateral.learning.client import Schedule
+from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.learning.upload_check import UploadShape
+from bilateral.learning.uploading import AddPairwise, Privatise
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.noise.adaptive import AdaptiveNorm
+from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.perturb.recovery_check import RecoveryCheck
+from bilateral.protocols.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one client's side is built from, besides the groundwork: known in its own process alone."""
+
+    name: str
+    num_samples: int
+    counter: RoundCounter | None = None
+    """Counts the rounds that a budget allows; None counts in memory."""
+    workspace: Workspace | None = None
+    """Memory that clients of one process share; None is one of its own."""
+
+
+@dataclass(frozen=True)
+class ClientParts:
+    """One client's side, before masks go on top."""
+
+    half: ClientHalf
+    schedule: Schedule
+    privatise: Privatise | None = None
+    """Noise that stays, added below the masks."""
+    pay: Callable[[int], None] | None = None
+    """Counts a round against the client's budget, when its model has come."""
+    set_norm: Callable[[float], None] | None = None
+    """Takes over the norm of adaptive clipping."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What the protections of a plan make of both sides, before masks go on top."""
+
+    make_server: Callable[[nn.Module], ServerHalf]
+    """Takes the model that the server trains."""
+    make_client: Callable[[Seat], ClientParts]
+    shape: UploadShape
+    guarantees: tuple[Guarantee, ...]
+    pairwise: Callable[[KeyRing], AddPairwise] | None = None
+    """P2's noise that cancels between clients."""
+    fixed_bounds: Sequence[float] | None = None
+    covers: frozenset[int] = frozenset()
+    """Ledger lines of masks that the noise below them takes care of, or states in its own words."""
+    weight: int | None = None
+    """The clients' weight in the average; None is the number of their samples."""
+    privacy: PrivacyReport | None = None
+    make_adaptive: Callable[[], AdaptiveNorm] | None = None
+    """The server's side of adaptive clipping."""
+    term_scales: tuple[float, ...] = ()
+    """How noise is divided between the terms, if sites must be told it."""
+    check: RecoveryCheck | None = None
+    """Of the recovered gradient, before the first round."""

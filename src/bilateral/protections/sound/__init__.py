@@ -1,0 +1,1 @@
+"""Sound distributed noise: clipping and noise whose epsilon holds against everybody."""

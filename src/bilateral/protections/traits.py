@@ -1,0 +1,39 @@
+"""What the rest of the package asks of a plan's protections, in place of their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MaskName = Literal["ring", "float", "none"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Of all protections of a plan together. The lines are of docs/leakage-ledger.md."""
+
+    hides_model: bool = False
+    """Clients are sent a perturbed model (`PerturbedModel`), not the parameters as they are."""
+    model_line: int = 0
+    """The line about what a client makes of the models that it is sent."""
+    upload_line: int = 0
+    """The line about what the server makes of a single upload that nothing masks."""
+    default_masks: MaskName = "none"
+    """What `aggregation.masks = "auto"` means with two or more clients a round."""
+    adds_noise: bool = False
+    """Something stays in the sums that is not the clients' gradients; with a claim on epsilon."""
+    spends_budget: bool = False
+    """That claim is of the whole run and holds against everybody: clients clip, what they draw is a secret, they count
+    their rounds, and nothing without noise may lie beside the run."""
+    samples_by_chance: bool = False
+    """Whether a sample is in a batch is drawn for itself (Poisson), which the accounting counts on."""
+    needs_sample_counts: bool = False
+    """Every client tells everyone how many samples it has."""
+    needs_full_sum: bool = False
+    """Noise cancels only if everybody who was invited sends an upload."""
+    equal_weights: bool = False
+    """Every client's weight in the average is 1, and not the number of its samples."""
+    expands_network: bool = False
+    """Clients train another network than the plan's."""
+    noise_line: int | None = None
+    """The line about the noise itself, if it has one besides its claim."""
