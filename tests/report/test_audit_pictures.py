@@ -137,11 +137,11 @@ def replace_values(evidence, value):
 def test_matplotlib_is_imported_only_when_something_is_drawn_and_pyplot_never(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from audit.samples import BROKEN\n"
+        "from pathlib import Path; from tests.audit.samples import BROKEN\n"
         "from bilateral.report.audit_html import write_overview\n"
         "assert 'matplotlib' not in sys.modules\n"
         "write_overview([BROKEN], Path(sys.argv[2]))\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
-    tests = Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", code, str(tests), str(tmp_path)], check=True)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, str(root), str(tmp_path)], check=True)

@@ -249,7 +249,7 @@ def test_terms_of_a_sample_depend_on_neither_place_nor_company_nor_threads(name,
 )
 def test_the_same_holds_with_the_kernels_of_other_processors(instructions):
     code = (
-        "from protocols.noise.test_sample_independence import *\n"
+        "from tests.protocols.noise.test_sample_independence import *\n"
         "for name in LAYERS:\n"
         "    for protection in PROTECTIONS:\n"
         "        assert dependent(name, protection) == [], (name, protection)\n"
