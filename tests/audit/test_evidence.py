@@ -17,7 +17,7 @@ from tests.audit.samples import (
     with_ssim,
 )
 
-from bilateral.audit.evidence import Condition, Gate, evidence_from
+from bilateral.audit.evidence import Condition, Evidence, Gate, evidence_from, with_controls
 from bilateral.audit.scores import AGREEMENT, AUC, PSNR, SOFTMAX_ERROR, SSIM, Scores
 
 
@@ -86,3 +86,37 @@ def test_a_condition_finds_its_scores_by_metric():
     condition = Condition("this plan", (scores,))
     assert condition.of(AGREEMENT) is scores
     assert condition.of(SSIM) is None
+
+
+def test_an_attack_with_its_controls_is_evidence_by_the_gates_metric():
+    known = Condition("chance", (Scores(AUC, (0.5, 0.4)), Scores(SSIM, (0.1, 0.2))))
+    found = with_controls(
+        12,
+        "curious server",
+        "guessing",
+        "nothing",
+        Gate(AUC, 0.85),
+        target=("this plan", [0.6, 0.7]),
+        positive=("FedSGD", Scores(AUC, (0.9, 1.0))),
+        negative=known,
+    )
+    assert found == Evidence(
+        tests=12,
+        adversary="curious server",
+        attack="guessing",
+        adaptive=True,
+        seen="nothing",
+        target=Condition("this plan", (Scores(AUC, (0.6, 0.7)),)),
+        positive=Condition("FedSGD", (Scores(AUC, (0.9, 1.0)),)),
+        negative=known,
+        gates=(Gate(AUC, 0.85),),
+        paired=True,
+    )
+
+
+def test_a_control_that_could_not_be_had_is_missing_in_the_evidence():
+    gates = (Gate(AUC, 0.85), Gate(SSIM, 0.7))
+    found = with_controls(
+        12, "eavesdropper", "guessing", "all", gates, target=("this plan", [0.6]), positive=None, negative=None
+    )
+    assert (found.positive, found.negative, found.gates) == (None, None, gates)

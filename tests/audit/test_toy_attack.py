@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from bilateral.audit.auditor import audit, run_experiment, stored_result
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Gate, with_controls
 from bilateral.audit.experiment import ON_UPLOADS, Experiment, subject_of_uploads, undefended
-from bilateral.audit.scores import Metric, Scores
+from bilateral.audit.scores import Metric
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.registry import experiments_for, register, registered, unregister
 from bilateral.audit.views import View
@@ -33,27 +33,23 @@ def read_counts(view: View) -> dict[tuple[str, int], int]:
     return {(entry.sender, entry.round_index): upload.weight for entry, upload in view.messages(Upload)}
 
 
-def scored(what, recording, guesses):
+def hits(recording, guesses):
     """A trial is a client in a round."""
-    truth = {key: len(recording.shares[key[0]]) for key in recording.batches}
-    return Condition(what, (Scores(READ, tuple(float(guesses.get(key) == truth[key]) for key in truth)),))
+    return [float(guesses.get(key) == len(recording.shares[key[0]])) for key in recording.batches]
 
 
 def run(context):
     target, control = context.record(context.plan), context.record(undefended(context.plan))
-    another = dict.fromkeys(target.batches, 0)
     return [
-        Evidence(
-            tests=subject_of_uploads(context.guarantee()),
-            adversary="curious server",
-            attack="reading sample counts",
-            adaptive=True,
-            seen="the weights of uploads",
-            target=scored("this plan", target, read_counts(server_view(target))),
-            positive=scored("FedSGD", control, read_counts(server_view(control))),
-            negative=scored("a count that nobody has", target, another),
-            gates=(Gate(READ, 0.9),),
-            paired=True,
+        with_controls(
+            subject_of_uploads(context.guarantee()),
+            "curious server",
+            "reading sample counts",
+            "the weights of uploads",
+            Gate(READ, 0.9),
+            target=("this plan", hits(target, read_counts(server_view(target)))),
+            positive=("FedSGD", hits(control, read_counts(server_view(control)))),
+            negative=("a count that nobody has", hits(target, dict.fromkeys(target.batches, 0))),
         )
     ]
 

@@ -7,7 +7,7 @@ again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -102,6 +102,48 @@ class Evidence:
         conditions = {name: _condition_dict(getattr(self, name)) for name in ("target", "positive", "negative")}
         gates = [asdict(gate) for gate in self.gates]
         return {**values, **conditions, "gates": gates, "curves": [asdict(curve) for curve in self.curves]}
+
+
+Tried = Condition | tuple[str, Sequence[float] | Scores]
+"""An attack under one condition; in short, what it was tried on, and a value a trial of the first gate's metric."""
+
+
+def with_controls(
+    tests: Subject | int,
+    adversary: AdversaryName,
+    attack: str,
+    seen: str,
+    gates: Gate | tuple[Gate, ...],
+    *,
+    target: Tried,
+    positive: Tried | None,
+    negative: Tried | None,
+    adaptive: bool = True,
+    paired: bool = True,
+    bound: float | None = None,
+    remark: str = "",
+    pictures: tuple[Picture, ...] = (),
+    curves: tuple[Curve, ...] = (),
+) -> Evidence:
+    """An attack on the plan (`target`), where nothing defends, and where there is nothing to find.
+
+    By default by an adaptive attacker, and with the same trials in target and negative control. A control that could
+    not be had is None, and the attack then proves nothing.
+    """
+    gates = (gates,) if isinstance(gates, Gate) else gates
+    tried = _tried(target, gates)
+    works = None if positive is None else _tried(positive, gates)
+    chance = None if negative is None else _tried(negative, gates)
+    return Evidence(
+        tests, adversary, attack, adaptive, seen, tried, works, chance, gates, paired, bound, remark, pictures, curves
+    )
+
+
+def _tried(tried: Tried, gates: tuple[Gate, ...]) -> Condition:
+    if isinstance(tried, Condition):
+        return tried
+    what, values = tried
+    return Condition(what, (values if isinstance(values, Scores) else Scores(gates[0].metric, tuple(values)),))
 
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)

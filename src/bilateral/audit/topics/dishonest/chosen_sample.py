@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate, Picture
+from bilateral.audit.evidence import Condition, Evidence, Gate, Picture, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.scores import Metric, Scores
@@ -120,17 +120,15 @@ def _gradients(trials: Sequence[_Trial], cast: Cast) -> Evidence:
         return Condition(what, (Scores(OBTAINED, obtained), Scores(GRADIENT_ERROR, tuple(errors))))
 
     samples = cast.around.plan.training.batch_size or "all"
-    return Evidence(
+    return with_controls(
         _LINE,
         "dishonest server",
         "one sample's gradient, by blinders of its choice",
-        True,
         f"the sum of {len(cast.names)} clients, over {samples} samples each, in a round in which it chose its blinders",
-        scored("clients of this plan", [trial.read for trial in trials]),
-        scored("the same, where uploads are bare", [trial.bare for trial in trials]),
-        scored("the same terms, with blinders that were drawn", [trial.drawn for trial in trials]),
-        (Gate(OBTAINED, 0.9),),
-        paired=True,
+        Gate(OBTAINED, 0.9),
+        target=scored("clients of this plan", [trial.read for trial in trials]),
+        positive=scored("the same, where uploads are bare", [trial.bare for trial in trials]),
+        negative=scored("the same terms, with blinders that were drawn", [trial.drawn for trial in trials]),
         remark="no answer of it is wrong, and the model learns as ever",
     )
 
@@ -167,17 +165,15 @@ def _samples(context: Context, cast: Cast, trials: Sequence[_Trial]) -> list[Evi
         names = ("target", "from its gradient", "from the sum, blinders chosen", "from the sum, blinders drawn")
         pictures = (Picture("a sample out of the sum of all clients", names, shown[:NUM_PICTURES]),)
     return [
-        Evidence(
+        with_controls(
             _LINE,
             "dishonest server",
             f"one sample, by blinders of its choice and {method.name}",
-            True,
             "the same gradient",
-            target,
-            positive,
-            negative,
             gates_for(trials[0].sample),
-            paired=True,
+            target=target,
+            positive=positive,
+            negative=negative,
             pictures=pictures,
         )
     ]

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_subject
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.dishonest.attacks import split_view
@@ -129,17 +129,15 @@ def _without_memory(cast: Cast, number: int, victim: str) -> Tensor | None:
 
 
 def _evidence(name: str, target: Condition, positive: Condition, negative: Condition, remark: str) -> Evidence:
-    return Evidence(
-        tests="overlapping sums",
-        adversary="dishonest server",
-        attack=name,
-        adaptive=True,
-        seen="what clients answer to what they are shown",
+    return with_controls(
+        "overlapping sums",
+        "dishonest server",
+        name,
+        "what clients answer to what they are shown",
+        Gate(OBTAINED, 0.9),
         target=target,
         positive=positive,
         negative=negative,
-        gates=(Gate(OBTAINED, 0.9),),
-        paired=True,
         remark=remark,
     )
 

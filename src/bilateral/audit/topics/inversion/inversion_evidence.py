@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Picture
+from bilateral.audit.evidence import Condition, Evidence, Picture, with_controls
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.threat import eavesdropper_view, server_view
@@ -271,17 +271,16 @@ class Inversion:
         negative: Condition,
     ) -> Evidence:
         gates = gates_for(self._sample)
-        return Evidence(
+        return with_controls(
             tests,
             adversary,
             self.method.name,
-            adaptive,
             seen,
-            target,
-            self.positive,
-            negative,
             gates,
-            paired=True,
+            target=target,
+            positive=self.positive,
+            negative=negative,
+            adaptive=adaptive,
             remark=self.remark,
         )
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, Tried, with_controls
 from bilateral.audit.experiment import Context, has_line
-from bilateral.audit.scores import LABEL, Scores
+from bilateral.audit.scores import LABEL
 from bilateral.audit.threat import eavesdropper_view, server_view
 from bilateral.audit.topics.inversion.attacks.labels import read_label, read_labels_of_sum
 from bilateral.audit.topics.inversion.attacks.uploads import (
@@ -27,7 +27,7 @@ from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
 
 ATTACK = "labels from the head's gradient"
-GATES = (Gate(LABEL, 0.9),)
+GATE = Gate(LABEL, 0.9)
 DRAWS = 10
 """Random gradients for each observed one: labels are guessed right by chance, and how often must be known."""
 
@@ -42,22 +42,23 @@ def label_evidence(context: Context, target: Rounds, control: Rounds, tests: Sub
     return found
 
 
-def _naive(context: Context, target: Rounds, positive: Condition, tests: Subject | int) -> Evidence:
+def _naive(context: Context, target: Rounds, positive: Tried, tests: Subject | int) -> Evidence:
     observed = _as_sent(target)
-    return Evidence(
+    return with_controls(
         tests,
         "curious server",
         ATTACK,
-        False,
         "the first term of each upload, read as a gradient",
-        _condition(target.recording.protection, target.trials, _read(observed)),
-        positive,
-        _by_chance(context, target, observed),
-        GATES,
+        GATE,
+        target=_condition(target.recording.protection, target.trials, _read(observed)),
+        positive=positive,
+        negative=_by_chance(context, target, observed),
+        adaptive=False,
+        paired=False,
     )
 
 
-def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subject | int) -> Evidence:
+def _adaptive(context: Context, target: Rounds, positive: Tried, tests: Subject | int) -> Evidence:
     """With the secrets; under ring masks the labels of the sum, dealt out by the uploads without their self masks."""
     view = server_view(target.recording)
     first = target.trials[0]
@@ -74,45 +75,41 @@ def _adaptive(context: Context, target: Rounds, positive: Condition, tests: Subj
         seen = "the labels of the round's sum, dealt out by what each upload suggests without its self mask"
         negative = _condition("the same guess, another participant", [t.others[0] for t in trials], guesses)
         paired = True
-    return Evidence(
+    return with_controls(
         tests,
         "curious server",
         ATTACK,
-        True,
         seen,
-        _condition(target.recording.protection, trials, guesses),
-        positive,
-        negative,
-        GATES,
+        GATE,
+        target=_condition(target.recording.protection, trials, guesses),
+        positive=positive,
+        negative=negative,
         paired=paired,
     )
 
 
-def _of_sum(context: Context, target: Rounds, positive: Condition) -> Evidence:
+def _of_sum(context: Context, target: Rounds, positive: Tried) -> Evidence:
     """Whether each label is among those read in its round's sum; the control is another round's sum."""
     sums = _labels_of_sums(context, server_view(target.recording), target)
     indices = target.round_indices
     following = dict(zip(indices, indices[1:] + indices[:1], strict=True))
 
-    def hits(what: str, chosen: dict[int, int]) -> Condition:
-        values = [float(t.label in sums[chosen[t.round_index]].tolist()) for t in target.trials]
-        return Condition(what, (Scores(LABEL, tuple(values)),))
+    def hits(what: str, chosen: dict[int, int]) -> Tried:
+        return what, [float(t.label in sums[chosen[t.round_index]].tolist()) for t in target.trials]
 
-    return Evidence(
+    return with_controls(
         12,
         "curious server",
         ATTACK,
-        True,
         "the round's sum over one sample a client: which labels are in it",
-        hits(target.recording.protection, {index: index for index in indices}),
-        positive,
-        hits("the sum of another round", following),
-        GATES,
-        paired=True,
+        GATE,
+        target=hits(target.recording.protection, {index: index for index in indices}),
+        positive=positive,
+        negative=hits("the sum of another round", following),
     )
 
 
-def _by_chance(context: Context, target: Rounds, observed: Observed) -> Condition:
+def _by_chance(context: Context, target: Rounds, observed: Observed) -> Tried:
     kits = [kit_of(context, target.recording, ATTACK, str(number)) for number in range(DRAWS)]
     guesses = [guess for kit in kits for guess in _read(random_gradients(observed, kit))]
     return _condition("random gradients", [*target.trials] * DRAWS, guesses)
@@ -161,6 +158,5 @@ def _read(observed: Observed) -> list[int]:
     return [read_label(observed.model, parameters, gradient) for parameters, gradient in pairs]
 
 
-def _condition(what: str, trials: Sequence[Trial], guesses: Sequence[int]) -> Condition:
-    values = tuple(float(guess == trial.label) for guess, trial in zip(guesses, trials, strict=True))
-    return Condition(what, (Scores(LABEL, values),))
+def _condition(what: str, trials: Sequence[Trial], guesses: Sequence[int]) -> Tried:
+    return what, [float(guess == trial.label) for guess, trial in zip(guesses, trials, strict=True)]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Picture
+from bilateral.audit.evidence import Condition, Evidence, Picture, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.image_metrics import condition, is_image
 from bilateral.audit.recording import Recording
@@ -63,17 +63,15 @@ def _run(context: Context) -> list[Evidence]:
     own = [ruler.score_best(candidates[r], sample) for r in rounds for sample in truths[r]]
     foreign = [ruler.score_best(candidates[following[r]], sample) for r in rounds for sample in truths[r]]
     count = len(truths[rounds[0]])
-    found = Evidence(
+    found = with_controls(
         12,
         "curious server",
         method.name,
-        True,
         f"the round's sum over {count} samples; every sample is scored by the best candidate",
-        condition(recording.protection, own),
-        positive,
-        condition("the sum of another round", foreign),
         gates_for(truths[rounds[0]][0]),
-        paired=True,
+        target=condition(recording.protection, own),
+        positive=positive,
+        negative=condition("the sum of another round", foreign),
         remark=f"at the plan's own batch size: {count} samples a round{remark}",
     )
     return [replace(found, pictures=_pictures(candidates, truths, kit, method))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence
+from bilateral.audit.evidence import Condition, Evidence, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.image_metrics import condition
 from bilateral.audit.threat import eavesdropper_view, facts_of
@@ -64,17 +64,16 @@ def _run(context: Context) -> list[Evidence]:
 
 def _row(target: Rounds, number: int, name: str, positive: Condition, kit: Kit, remark: str) -> Evidence:
     observed = _term(target, number)
-    return Evidence(
+    return with_controls(
         3,
         "curious server",
         f"{ANALYTIC.name}, term `{name}`",
-        number > 0,
         f"row {number + 1} of each upload, without any secret",
-        _scored(target.recording.protection, observed, target, kit),
-        positive,
-        _scored("random gradients", random_gradients(observed, kit), target, kit),
         gates_for(target.trials[0].sample),
-        paired=True,
+        target=_scored(target.recording.protection, observed, target, kit),
+        positive=positive,
+        negative=_scored("random gradients", random_gradients(observed, kit), target, kit),
+        adaptive=number > 0,
         remark=remark,
     )
 

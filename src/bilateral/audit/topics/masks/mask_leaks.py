@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, Tried, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import Metric, Scores, rate_interval
@@ -83,23 +83,22 @@ def _read_as_it_is(context: Context, recording: Recording, masked: Uploads, plai
         drawn = context.randomness("mask", *key).normal(*plain[key].terms.shape)
         return relative_error(_deviation(recording, plain[key], scale) * drawn, plain[key].terms.double())
 
-    return Evidence(
-        tests=6,
-        adversary="curious server",
-        attack="reading uploads as they are",
-        adaptive=False,
-        seen="masked uploads",
+    return with_controls(
+        6,
+        "curious server",
+        "reading uploads as they are",
+        "masked uploads",
+        Gate(READ, 0.95),
         target=_read("uploads of this plan", [_error(masked[k], u) for k, u in plain.items()]),
         positive=_read("the same without masks", [_error(u, u) for u in plain.values()]),
         negative=_read("a mask with nothing under it", [nothing(key) for key in plain]),
-        gates=(Gate(READ, 0.95),),
-        paired=True,
+        adaptive=False,
         remark=remark,
     )
 
 
-def _read(what: str, errors: Sequence[float]) -> Condition:
-    return Condition(what, (Scores(READ, tuple(float(error <= _READ) for error in errors)),))
+def _read(what: str, errors: Sequence[float]) -> Tried:
+    return what, [float(error <= _READ) for error in errors]
 
 
 def _error(read: Upload, truth: Upload) -> float:
@@ -128,17 +127,15 @@ def _told_apart(context: Context, recording: Recording, masked: Uploads, plain: 
         TOLD_APART.name,
         {"matched filter": tuple(_at_scale(recording, plain, filtered, scale) for scale in _SCALES)},
     )
-    return Evidence(
-        tests=6,
-        adversary="curious server",
-        attack="matched filter between two suspected uploads",
-        adaptive=True,
-        seen="masked uploads, and the public scale of the masks",
+    return with_controls(
+        6,
+        "curious server",
+        "matched filter between two suspected uploads",
+        "masked uploads, and the public scale of the masks",
+        Gate(TOLD_APART, 0.95),
         target=_filtered("uploads of this plan", [filtered(key, masked[key], sizes[key]) for key in keys]),
         positive=_filtered("the same without masks", [filtered(key, plain[key], sizes[key]) for key in keys]),
         negative=_filtered("halfway between the two", [filtered(key, middle(key), sizes[key]) for key in keys]),
-        gates=(Gate(TOLD_APART, 0.95),),
-        paired=True,
         remark=remark,
         curves=(curve,),
     )
@@ -198,23 +195,17 @@ def _same_mask(recording: Recording, masked: Uploads, plain: Uploads) -> Evidenc
             for key, upload in plain.items()
         ]
 
-    return Evidence(
-        tests=6,
-        adversary="curious server",
-        attack="differences of terms under one mask",
-        adaptive=True,
-        seen="masked uploads",
-        target=_rated("one mask for all terms, as P0 prints it", READ_ERROR, errors(published)),
-        positive=_rated("the same without masks", READ_ERROR, errors(plain)),
-        negative=_rated("this plan's masks, one a term", READ_ERROR, errors(masked)),
-        gates=(Gate(READ_ERROR, 0.01),),
-        paired=True,
+    return with_controls(
+        6,
+        "curious server",
+        "differences of terms under one mask",
+        "masked uploads",
+        Gate(READ_ERROR, 0.01),
+        target=("one mask for all terms, as P0 prints it", errors(published)),
+        positive=("the same without masks", errors(plain)),
+        negative=("this plan's masks, one a term", errors(masked)),
         remark="about P0's masks as printed; this plan draws a mask for every term, and does not have this leak",
     )
-
-
-def _rated(what: str, metric: Metric, values: Sequence[float]) -> Condition:
-    return Condition(what, (Scores(metric, tuple(values)),))
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, Tried, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
-from bilateral.audit.scores import Metric, Scores
+from bilateral.audit.scores import Metric
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.masks.attacks.attendance import Presence, presence
 from bilateral.audit.topics.masks.attacks.range_probe import RangeProbe
@@ -64,17 +64,15 @@ def _sizes(context: Context) -> Sequence[Evidence]:
     refusals = len(list(server_view(recording).messages(RangeRefusal)))
     context.on_progress(1.0, "sizes done")
     return [
-        Evidence(
-            tests=11,
-            adversary="dishonest server",
-            attack="announcing tiny ranges",
-            adaptive=True,
-            seen="refusals of its openings",
-            target=Condition("clients of this plan", (Scores(SIZE_ERROR, errors(told)),)),
-            positive=Condition("uploads without masks: exact by construction", (Scores(SIZE_ERROR, errors(truth)),)),
-            negative=Condition("another client's refusals", (Scores(SIZE_ERROR, errors(dealt)),)),
-            gates=(Gate(SIZE_ERROR, 0.01),),
-            paired=True,
+        with_controls(
+            11,
+            "dishonest server",
+            "announcing tiny ranges",
+            "refusals of its openings",
+            Gate(SIZE_ERROR, 0.01),
+            target=("clients of this plan", errors(told)),
+            positive=("uploads without masks: exact by construction", errors(truth)),
+            negative=("another client's refusals", errors(dealt)),
             remark=f"a curious server that follows the protocol saw {refusals} refusals in {rounds} rounds",
         )
     ]
@@ -144,17 +142,15 @@ def _attendance(context: Context) -> Sequence[Evidence]:
     guesses = [float(states[draws.integer_below(len(states))] == state) for state in ours.truth.values()]
     context.on_progress(1.0, "presence done")
     return [
-        Evidence(
-            tests=12,
-            adversary="curious server",
-            attack="who talks, and who stops",
-            adaptive=True,
-            seen="senders of messages",
+        with_controls(
+            12,
+            "curious server",
+            "who talks, and who stops",
+            "senders of messages",
+            Gate(PRESENCE_READ, 0.95),
             target=_presence_read("this plan", ours, names),
             positive=_presence_read("FedSGD", bare, names),
-            negative=Condition("a guess that knows how many", (Scores(PRESENCE_READ, tuple(guesses)),)),
-            gates=(Gate(PRESENCE_READ, 0.95),),
-            paired=True,
+            negative=("a guess that knows how many", guesses),
             remark=f"{_ROUNDS} rounds; clients die with probability {_DROPOUT:g}; what a sum says about a client, "
             "other attacks measure",
         )
@@ -182,11 +178,10 @@ def _attended(context: Context, plan: RunPlan) -> _Attended:
     return _Attended(tuple(transcript.entries), truth)
 
 
-def _presence_read(what: str, run: _Attended, names: Sequence[str]) -> Condition:
+def _presence_read(what: str, run: _Attended, names: Sequence[str]) -> Tried:
     rounds = sorted({number for number, _ in run.truth})
     read = {number: presence(run.entries, number, names) for number in rounds}
-    hits = tuple(float(read[number][name] == state) for (number, name), state in run.truth.items())
-    return Condition(what, (Scores(PRESENCE_READ, hits),))
+    return what, [float(read[number][name] == state) for (number, name), state in run.truth.items()]
 
 
 def _has_ranges(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_subject
 from bilateral.audit.membership_metrics import auc
 from bilateral.audit.scores import AUC, Metric, Scores
@@ -105,17 +105,15 @@ def _evidence(attack: str, conditions: Sequence[Condition | None], gate: Gate) -
     target, positive, negative = conditions
     if target is None:
         return
-    yield Evidence(
-        tests="single uploads",
-        adversary="curious server",
-        attack=attack,
-        adaptive=True,
-        seen="sums, and where one client is alone",
+    yield with_controls(
+        "single uploads",
+        "curious server",
+        attack,
+        "sums, and where one client is alone",
+        gate,
         target=target,
         positive=positive,
         negative=negative,
-        gates=(gate,),
-        paired=True,
         remark="uploads of this plan, silenced at half of the coordinates but for one client",
     )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.membership_metrics import as_values, auc, bootstrap_interval, membership_scores
 from bilateral.audit.recording import record
@@ -141,16 +141,17 @@ def _evidence(
     first = target[0]
     pair = first.scores[attack.name][first.dealt.members], first.scores[attack.name][first.dealt.strangers]
     low, high = bootstrap_interval(auc, as_values(pair[0]), as_values(pair[1]))
-    return Evidence(
-        tests=context.plan.traits.model_line,
-        adversary="curious client",
-        attack=f"membership by {attack.name}",
-        adaptive=adaptive,
-        seen=", ".join(filter(None, ["the model of the last round", reads, "its own samples"])),
+    return with_controls(
+        context.plan.traits.model_line,
+        "curious client",
+        f"membership by {attack.name}",
+        ", ".join(filter(None, ["the model of the last round", reads, "its own samples"])),
+        attack.gates,
         target=Condition(f"other clients' samples; {game.kind}", membership_scores(_pairs(attack, target))),
         positive=Condition("the same client against FedSGD", membership_scores(_pairs(attack, positive))),
         negative=Condition("strangers against strangers", membership_scores(_null_pairs(attack, target, context))),
-        gates=attack.gates,
+        adaptive=adaptive,
+        paired=False,
         remark=f"AUC inside the first run: {low:.3f} to {high:.3f} (bootstrap)"
         + ("; canaries stand for samples that a model memorises" if game.canaries else ""),
     )

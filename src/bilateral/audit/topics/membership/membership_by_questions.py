@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.membership_metrics import membership_scores
 from bilateral.audit.scores import AUC, TPR_AT_1
@@ -86,16 +86,17 @@ def _evidence(context: Context, scenes: Sequence[Scene], mark: _Mark) -> Evidenc
         target.append(_pair(scene, own, [mark.read(scene, name) for name in scene.clients]))
         positive.append(_pair(scene, own, [own[scene.owner == number] for number in range(len(scene.clients))]))
         null += _null_pairs(context, scene, own, mark, -(-NUM_NULL // len(scenes)))
-    return Evidence(
-        tests=mark.line,
-        adversary="curious server",
-        attack=mark.attack,
-        adaptive=mark.adaptive,
-        seen=mark.seen,
+    return with_controls(
+        mark.line,
+        "curious server",
+        mark.attack,
+        mark.seen,
+        GATES,
         target=Condition("this client's batch or another's", membership_scores(target)),
         positive=Condition("questions in the clear: exact by construction", membership_scores(positive)),
         negative=Condition("questions about samples of the server's own", membership_scores(null)),
-        gates=GATES,
+        adaptive=mark.adaptive,
+        paired=False,
         remark="masks do not cover the question",
     )
 

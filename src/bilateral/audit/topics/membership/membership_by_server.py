@@ -19,7 +19,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import ON_UPLOADS, Context, Experiment, has_line, subject_of_uploads, undefended
 from bilateral.audit.membership_metrics import membership_scores
 from bilateral.audit.scores import AUC, TPR_AT_1
@@ -76,17 +76,18 @@ def _by_uploads(
             target = [_upload_pair(scene, method, context, adaptive=adaptive) for scene in scenes]
             null = [p for s in scenes for p in _null_sources(s, method, context, len(scenes), adaptive=adaptive)]
             evidence.append(
-                Evidence(
-                    tests=tested,
-                    adversary="curious server",
-                    attack=f"source of a sample by {method}" + (", from the sum" if masked and adaptive else ""),
-                    # From a sum it cannot succeed, whatever the masks are worth: no claim may rest on that row.
-                    adaptive=adaptive and not bare_noise and not masked,
-                    seen=read if adaptive else "the numbers of each upload as they come",
+                with_controls(
+                    tested,
+                    "curious server",
+                    f"source of a sample by {method}" + (", from the sum" if masked and adaptive else ""),
+                    read if adaptive else "the numbers of each upload as they come",
+                    BOTH,
                     target=_condition(f"this client's batch of {scenes[0].batch_size} or another's", target),
                     positive=_condition(FEDAVG, positive),
                     negative=_condition(UNRELATED if adaptive else SHUFFLED, null),
-                    gates=BOTH,
+                    # From a sum it cannot succeed, whatever the masks are worth: no claim may rest on that row.
+                    adaptive=adaptive and not bare_noise and not masked,
+                    paired=False,
                     remark="one sum gives one score a sample, whatever the client" if masked and adaptive else "",
                 )
             )
@@ -129,16 +130,17 @@ def _by_sum(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene]) -
             null = [p for s in scenes for p in _null_sums(s, method, context, len(scenes), adaptive=adaptive)]
             target = [_sum_pair(scene, method, context, adaptive=adaptive) for scene in scenes]
             evidence.append(
-                Evidence(
-                    tests=12,
-                    adversary="curious server",
-                    attack=f"membership in the sum by {method}",
-                    adaptive=adaptive,
-                    seen="the round's sum" + (", its secrets" if adaptive else " as it comes"),
+                with_controls(
+                    12,
+                    "curious server",
+                    f"membership in the sum by {method}",
+                    "the round's sum" + (", its secrets" if adaptive else " as it comes"),
+                    BOTH,
                     target=_condition(f"in anyone's batch (together {_total(scenes[0])} samples) or in none", target),
                     positive=_condition(FEDAVG, positive),
                     negative=_condition(UNRELATED if adaptive else SHUFFLED, null),
-                    gates=BOTH,
+                    adaptive=adaptive,
+                    paired=False,
                     remark="the server has the samples in question, as in every membership game",
                 )
             )
@@ -185,19 +187,19 @@ def _by_sizes(context: Context, scenes: Sequence[Scene], plain: Sequence[Scene])
         draws = _draws(context, "unrelated sums", scene.number)
         return pairs(scene, scene.unrelated(_share(len(scenes)), _total(scene), draws))
 
-    return Evidence(
-        tests=12,
-        adversary="curious server",
-        attack="source of a sample by its weight in the sum",
-        adaptive=True,
-        seen="the round's sum, its secrets, and how many samples each client has",
+    return with_controls(
+        12,
+        "curious server",
+        "source of a sample by its weight in the sum",
+        "the round's sum, its secrets, and how many samples each client has",
+        BOTH,
         target=_condition("this client's batch or another's", [target(scene) for scene in scenes]),
         positive=_condition(
             f"{FEDAVG}, each upload decomposed",
             [_upload_pair(scene, "decomposition", context, adaptive=True) for scene in plain],
         ),
         negative=_condition(UNRELATED, [p for scene in scenes for p in null(scene)]),
-        gates=BOTH,
+        paired=False,
         remark=f"clients have {', '.join(str(int(size)) for size in scenes[0].sizes)} samples",
     )
 

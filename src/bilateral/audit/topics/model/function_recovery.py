@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import AGREEMENT, Metric, Scores, mean_interval
@@ -31,7 +31,7 @@ from bilateral.audit.topics.model.attacks.group_secrets import (
 )
 from bilateral.audit.topics.model.attacks.softmax_exchange import outputs_from_exchange
 from bilateral.audit.topics.model.trained_runs import NUM_TRIALS, recorded, trained_plan
-from bilateral.audit.views import View
+from bilateral.audit.views import AdversaryName, View
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import initial_model
@@ -215,7 +215,7 @@ def _eavesdropper(target: _Bench, positive: _Bench) -> Evidence:
 
 def _evidence(
     target: _Bench,
-    adversary: str,
+    adversary: AdversaryName,
     attack: str,
     seen: str,
     scores: Scores,
@@ -227,17 +227,16 @@ def _evidence(
 ) -> Evidence:
     recording = target.recording
     rounds = f"the models of rounds {target.rounds[0] + 1} to {target.rounds[-1] + 1}"
-    return Evidence(
-        tests=recording.plan.traits.model_line,
-        adversary=adversary,  # type: ignore[arg-type]
-        attack=attack,
-        adaptive=adaptive,
-        seen=seen,
-        target=Condition(f"{rounds} under {recording.protection}", (scores,)),
-        positive=Condition(f"{rounds} under FedSGD", (positive,)),
+    return with_controls(
+        recording.plan.traits.model_line,
+        adversary,
+        attack,
+        seen,
+        Gate(AGREEMENT, 0.95) if target.metric == AGREEMENT else Gate(PREDICTION_ERROR, 0.1),
+        target=(f"{rounds} under {recording.protection}", scores),
+        positive=(f"{rounds} under FedSGD", positive),
         negative=negative,
-        gates=(Gate(AGREEMENT, 0.95) if target.metric == AGREEMENT else Gate(PREDICTION_ERROR, 0.1),),
-        paired=True,
+        adaptive=adaptive,
         remark=f"a trial is a round; {len(target.truths[0].inputs)} unseen samples each",
         curves=curves,
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.effort import InvertingEffort
-from bilateral.audit.evidence import Condition, Evidence, Gate, Picture
+from bilateral.audit.evidence import Condition, Evidence, Gate, Picture, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.recording import Recording, record
 from bilateral.audit.scores import Scores
@@ -216,17 +216,16 @@ def _evidence(context: Context, game: _Game, guesses: Sequence[Mapping[str, Tens
         adaptive = name == "adaptive client"
         fitted = " with group secrets fitted to its own labelled samples" if adaptive and not plain else ""
         found.append(
-            Evidence(
-                tests=0 if plain else 1,
-                adversary="curious client",
-                attack="model inversion with a generator (GMI)",
-                adaptive=adaptive,
-                seen=f"the model of the last round{fitted}; public images without labels",
+            with_controls(
+                0 if plain else 1,
+                "curious client",
+                "model inversion with a generator (GMI)",
+                f"the model of the last round{fitted}; public images without labels",
+                GATES,
                 target=Condition("this plan", _scored(game, guesses, name)),
                 positive=positive,
                 negative=Condition("the same model, asked for another class", _scored(game, guesses, name, other=True)),
-                gates=GATES,
-                paired=True,
+                adaptive=adaptive,
                 remark=remark,
                 pictures=(_picture(game, guesses[0]),) if adaptive else (),
             )

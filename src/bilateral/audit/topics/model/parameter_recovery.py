@@ -16,10 +16,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.recording import Recording
-from bilateral.audit.scores import Metric, Scores
+from bilateral.audit.scores import Metric
 from bilateral.audit.topics.model.attacks.parameter_symmetry import canonical, canonical_factors, follow, unsupported
 from bilateral.audit.topics.model.attacks.path_products import path_products, without_path_products
 from bilateral.audit.topics.model.parameter_trials import (
@@ -177,20 +177,15 @@ def _evidence(
     gate: Gate,
     remark: str = "",
 ) -> Evidence:
-    def condition(what: str, values: Sequence[float]) -> Condition:
-        return Condition(what, (Scores(gate.metric, tuple(values)),))
-
-    return Evidence(
+    return with_controls(
         line,
         "curious client",
         attack,
-        True,
         seen,
-        condition("the perturbed models of rounds", target),
-        condition("FedSGD, whose clients are sent the parameters", positive),
-        condition(negative_is, negative),
-        (gate,),
-        paired=True,
+        gate,
+        target=("the perturbed models of rounds", target),
+        positive=("FedSGD, whose clients are sent the parameters", positive),
+        negative=(negative_is, negative),
         remark=remark,
     )
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import PARAMETER_ERROR, Metric, Scores
 from bilateral.audit.topics.model.attacks.parameter_symmetry import canonical_factors
@@ -85,26 +85,25 @@ def _values(
     size, true_size = (canonical_factors(graph, one[-1]).log2() for one in (plain.received, plain.truth))
     sent = Scores(FACTOR_OCTAVES, tuple((size - true_size).abs()[1:].tolist()))
 
-    return Evidence(
+    return with_controls(
         15,
         "curious client",
         attack,
-        adaptive,
         seen,
-        Condition(
+        (Gate(PARAMETER_ERROR, 0.2), Gate(FACTOR_OCTAVES, 0.25)),
+        target=Condition(
             f"the model of round {trial.kept.round_index + 1}",
             (part_errors(graph, guess, trial.truth), _octaves(recording, trial, factors)),
         ),
-        Condition(
+        positive=Condition(
             "FedSGD, whose clients are sent the parameters",
             (part_errors(graph, plain.received[-1], plain.truth[-1]), sent),
         ),
-        Condition(
+        negative=Condition(
             "who knows the range of factors alone",
             (part_errors(graph, by_range, trial.truth), _octaves(recording, trial, middle)),
         ),
-        (Gate(PARAMETER_ERROR, 0.2), Gate(FACTOR_OCTAVES, 0.25)),
-        paired=True,
+        adaptive=adaptive,
         remark=f"all parameters together: relative error {error_of(guess, trial.truth):.3f}",
         curves=curves,
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import SOFTMAX_ERROR, Metric, Scores
@@ -190,7 +190,18 @@ def _evidence(
     adaptive: bool,
 ) -> Evidence:
     remark = "a trial is the batch of one client in one round, at the beginning of training"
-    return Evidence(line, adversary, attack, adaptive, seen, target, positive, negative, (gate,), True, remark=remark)
+    return with_controls(
+        line,
+        adversary,
+        attack,
+        seen,
+        gate,
+        target=target,
+        positive=positive,
+        negative=negative,
+        adaptive=adaptive,
+        remark=remark,
+    )
 
 
 def _softmax_scores(rounds: Sequence[_Round], read: Callable[[_Round], Tensor]) -> tuple[Scores, Scores]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.epsilon_bound import epsilon_lower_bound, gaussian_separation, largest_bound
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context
 from bilateral.audit.scores import EPSILON_BOUND, Scores
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio
@@ -57,16 +57,17 @@ def play_out(game: Game, subject: Subject, context: Context) -> Evidence:
         claimed = tuple((x, game.bound, game.bound, game.bound) for x in (0.0, 1.0))
         title = f"{game.attack}: what {count} trials show"
         curves = (Curve(title, "fraction of the noise", EPSILON_BOUND.name, {"shown": line, "claimed": claimed}),)
-    return Evidence(
-        tests=subject,
-        adversary=game.adversary,
-        attack=game.attack,
-        adaptive=game.adaptive,
-        seen=game.seen,
+    return with_controls(
+        subject,
+        game.adversary,
+        game.attack,
+        game.seen,
+        Gate(EPSILON_BOUND, game.bound),
         target=_condition(f"{game.unit}; {count} trials a world", target, delta),
         positive=_condition("the same with a quarter of the noise", quarter, delta),
         negative=_condition("Gaussian noise of exactly the claimed epsilon and delta", (exact[0], exact[1]), delta),
-        gates=(Gate(EPSILON_BOUND, game.bound),),
+        adaptive=game.adaptive,
+        paired=False,
         bound=game.bound,
         remark=game.remark,
         curves=curves,

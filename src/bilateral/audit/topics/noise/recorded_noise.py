@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.epsilon_bound import epsilon_lower_bound
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment
 from bilateral.audit.scores import EPSILON_BOUND, Scores
 from bilateral.audit.topics.noise.attacks.batch_sampling import Sampling, sampling_limits
@@ -264,16 +264,16 @@ def _evidence(
     said: str,
 ) -> Evidence:
     target, positive, negative = (Scores(EPSILON_BOUND, (one,), (one, math.inf)) for one in epsilons)
-    return Evidence(
-        tests="differential privacy",
-        adversary=adversary,
-        attack=attack,
-        adaptive=True,
-        seen=seen,
+    return with_controls(
+        "differential privacy",
+        adversary,
+        attack,
+        seen,
+        Gate(EPSILON_BOUND, bound),
         target=Condition("the recorded run of this plan", (target,)),
         positive=Condition(spoilt, (positive,)),
         negative=Condition("independent draws, exactly as claimed", (negative,)),
-        gates=(Gate(EPSILON_BOUND, bound),),
+        paired=False,
         bound=bound,
         remark=said,
     )

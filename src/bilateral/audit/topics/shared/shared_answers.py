@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores, rate_interval
 from bilateral.audit.shared_recording import helping_view, listening_view, querying_view
 from bilateral.audit.shared_views import SharedView, circuits_read
@@ -59,7 +59,7 @@ def copying_experiment(setting: SharedSetting, on_progress: Progress) -> list[Ev
         )
 
     found, curve, everything = [], {}, len(setting.queries)
-    own = Condition("the querying party's own network", (scores(copy.deepcopy(setting.own).eval()),))
+    own = scores(copy.deepcopy(setting.own).eval())
     kinds: tuple[tuple[Literal["classes", "logits"], bool], ...] = (("classes", False), ("logits", True))
     for step, (targets, adaptive) in enumerate(kinds):
         on_progress(step / 2, f"copying {targets}")
@@ -67,31 +67,23 @@ def copying_experiment(setting: SharedSetting, on_progress: Progress) -> list[Ev
         curve[f"trained on {targets}"] = tuple(
             (float(count), one.mean, *rate_interval(one.values)) for count, one in by_count.items()
         )
-        target = Condition(f"{everything} queries, {len(names)} answering parties", (by_count[everything],))
-        positive = Condition(
-            "the same queries, answered in the clear", (copied(everything, sums["in the clear"], targets),)
-        )
+        in_the_clear = copied(everything, sums["in the clear"], targets)
         shown = Curve("A copy of the answering networks", "queries", COPIED.name, dict(curve))
-        found.append(_copying_evidence(target, positive, own, targets, adaptive, shown))
+        found.append(
+            with_controls(
+                14,
+                "querying party",
+                f"copying, trained on {targets}",
+                "the sums of the logits",
+                Gate(COPIED, _GATE),
+                target=(f"{everything} queries, {len(names)} answering parties", by_count[everything]),
+                positive=("the same queries, answered in the clear", in_the_clear),
+                negative=("the querying party's own network", own),
+                adaptive=adaptive,
+                curves=(shown,) if adaptive else (),
+            )
+        )
     return found
-
-
-def _copying_evidence(
-    target: Condition, positive: Condition, own: Condition, targets: str, adaptive: bool, curve: Curve
-) -> Evidence:
-    return Evidence(
-        tests=14,
-        adversary="querying party",
-        attack=f"copying, trained on {targets}",
-        adaptive=adaptive,
-        seen="the sums of the logits",
-        target=target,
-        positive=positive,
-        negative=own,
-        gates=(Gate(COPIED, _GATE),),
-        paired=True,
-        curves=(curve,) if adaptive else (),
-    )
 
 
 def architecture_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evidence]:
@@ -107,17 +99,15 @@ def architecture_experiment(setting: SharedSetting, on_progress: Progress) -> li
     nothing = Condition("an architecture of the plan at random", (_layer_scores(guessed, truth),))
     views: Sequence[SharedView] = (querying_view(run), helping_view(run), listening_view(run))
     return [
-        Evidence(
-            tests=13,
-            adversary=view.adversary,
-            attack="reading circuits",
-            adaptive=True,
-            seen="what a session begins with",
+        with_controls(
+            13,
+            view.adversary,
+            "reading circuits",
+            "what a session begins with",
+            Gate(LAYERS, 0.99),
             target=Condition("the descriptions in the messages", (_layer_scores(circuits_read(view), truth),)),
             positive=bare,
             negative=nothing,
-            gates=(Gate(LAYERS, 0.99),),
-            paired=True,
         )
         for view in views
     ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_views import comparison_bits
 from bilateral.audit.topics.shared.attacks.activation_patterns import active_shares, seen_again, sorted_sizes
@@ -37,17 +37,15 @@ def blinding_evidence(
 ) -> Evidence:
     """`conditions`: target, positive and negative control, in words, and the views of the same queries."""
     target, positive, negative = (Condition(what, pattern_scores(views, truth)) for what, views in conditions)
-    return Evidence(
-        tests=subject,
-        adversary="querying party",
-        attack="patterns that right blinding does not have",
-        adaptive=True,
-        seen=seen,
+    return with_controls(
+        subject,
+        "querying party",
+        "patterns that right blinding does not have",
+        seen,
+        _GATES,
         target=target,
         positive=positive,
         negative=negative,
-        gates=_GATES,
-        paired=True,
         remark="the sizes that line 5 of the ledger admits are in the negative control too",
     )
 

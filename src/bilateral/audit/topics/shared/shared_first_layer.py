@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries, first_layer
 from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting, ask_again, random_like
@@ -38,26 +38,20 @@ def first_layer_experiment(setting: SharedSetting, on_progress: Progress) -> lis
     target, positive = views[setting.style.name], views[PUBLISHED.name]
     randomness = setting.randomness.child("noise of dots")
     negative = [random_like(seen, randomness.child(i)) for i, seen in enumerate(target)]
-    conditions = [
-        Condition(what, (_neuron_scores(first_layer(seen), true),))
-        for what, seen in (
-            (f"the {setting.style.name} comparison", target),
-            ("the published comparison, same queries and network", positive),
-            ("random numbers in place of the view", negative),
-        )
-    ]
+
+    def scores(seen: list[Tensor]) -> Scores:
+        return _neuron_scores(first_layer(seen), true)
+
     return [
-        Evidence(
-            tests=5,
-            adversary="querying party",
-            attack="first layer from dotted images, by factoring",
-            adaptive=True,
-            seen=f"blinded numbers of the first comparison, {len(queries)} queries {setting.effort.repeats} times",
-            target=conditions[0],
-            positive=conditions[1],
-            negative=conditions[2],
-            gates=(Gate(NEURON_ERROR, 0.1),),
-            paired=True,
+        with_controls(
+            5,
+            "querying party",
+            "first layer from dotted images, by factoring",
+            f"blinded numbers of the first comparison, {len(queries)} queries {setting.effort.repeats} times",
+            Gate(NEURON_ERROR, 0.1),
+            target=(f"the {setting.style.name} comparison", scores(target)),
+            positive=("the published comparison, same queries and network", scores(positive)),
+            negative=("random numbers in place of the view", scores(negative)),
             remark=f"the network of {name}; trials are the {len(true)} neurons of its first layer",
         )
     ]

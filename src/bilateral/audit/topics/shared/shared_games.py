@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_recording import SharedParties, SharedRun, answering_view, helping_view, querying_view
 from bilateral.audit.shared_truth import with_random_words, without_masks
@@ -117,16 +117,17 @@ def _hiding_evidence(
         return Condition(what, tuple(found))
 
     subject: Subject = "shared prediction, server" if is_server else "shared prediction, answering party"
-    return Evidence(
-        tests=subject,
-        adversary="curious server" if is_server else "answering party",
-        attack=_attack_name(adaptive),
-        adaptive=adaptive,
-        seen=_seen(adaptive),
+    return with_controls(
+        subject,
+        "curious server" if is_server else "answering party",
+        _attack_name(adaptive),
+        _seen(adaptive),
+        tuple(Gate(metric, 0.9) for metric in metrics),
         target=condition(whole),
         positive=condition("the same messages without masks", bare=True),
         negative=condition("worlds by the toss of a coin", coins=randomness),
-        gates=tuple(Gate(metric, 0.9) for metric in metrics),
+        adaptive=adaptive,
+        paired=False,
     )
 
 
@@ -165,12 +166,12 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
         return Condition(what, (Scores(WHO, _guesses(keyed, coins)),))
 
     return [
-        Evidence(
-            tests="single answers" if setting.style is HARDENED else 5,
-            adversary="querying party",
-            attack=_attack_name(adaptive),
-            adaptive=adaptive,
-            seen=_seen(adaptive),
+        with_controls(
+            "single answers" if setting.style is HARDENED else 5,
+            "querying party",
+            _attack_name(adaptive),
+            _seen(adaptive),
+            Gate(WHO, 0.9),
             target=condition(f"the sum of {first} and {second}", summed=True, adaptive=adaptive),
             positive=condition(f"the answer of {first} alone", summed=False, adaptive=adaptive),
             negative=condition(
@@ -179,7 +180,8 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
                 adaptive=adaptive,
                 coins=setting.randomness.child("coins of sums", int(adaptive)),
             ),
-            gates=(Gate(WHO, 0.9),),
+            adaptive=adaptive,
+            paired=False,
         )
         for adaptive in (False, True)
     ]

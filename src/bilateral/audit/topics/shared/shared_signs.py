@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Condition, Evidence, Gate, Tried, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.topics.shared.attacks.activation_factors import read_exactly
@@ -48,9 +48,10 @@ def signs_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
     found = []
     for adaptive in (False, True):
         conditions = [Condition(what, _sign_scores(_read(seen, adaptive), truth, len(queries))) for what, seen in shown]
-        found.append(_evidence(setting, conditions, (Gate(SIGNS, 0.95),), adaptive=adaptive))
-    conditions = [Condition(what, (_exact_scores(seen, truth, len(queries)),)) for what, seen in shown]
-    found.append(_factoring_evidence(setting, conditions))
+        attack = "votes on signs over repeated queries" if adaptive else "signs as they are seen"
+        found.append(_evidence(setting, attack, conditions, Gate(SIGNS, 0.95), adaptive=adaptive))
+    exact = [(what, _exact_scores(seen, truth, len(queries))) for what, seen in shown]
+    found.append(_evidence(setting, "greatest common divisors of blinded numbers", exact, Gate(EXACT, 0.5)))
     drawn = setting.randomness.child("made blinding")
     spoilt = made_views(setting.models, truth, repeats, drawn.child("spoilt"), spoilt=True)
     ideal = made_views(setting.models, truth, repeats, drawn.child("ideal"))
@@ -125,32 +126,18 @@ def _seen(setting: SharedSetting) -> str:
 
 
 def _evidence(
-    setting: SharedSetting, conditions: Sequence[Condition], gates: tuple[Gate, ...], *, adaptive: bool
+    setting: SharedSetting, attack: str, conditions: Sequence[Tried], gate: Gate, *, adaptive: bool = True
 ) -> Evidence:
-    return Evidence(
-        tests=_subject(setting),
-        adversary="querying party",
-        attack="votes on signs over repeated queries" if adaptive else "signs as they are seen",
+    target, positive, negative = conditions
+    seen = _seen(setting) if adaptive else "blinded numbers, unmasked"
+    return with_controls(
+        _subject(setting),
+        "querying party",
+        attack,
+        seen,
+        gate,
+        target=target,
+        positive=positive,
+        negative=negative,
         adaptive=adaptive,
-        seen=_seen(setting) if adaptive else "blinded numbers, unmasked",
-        target=conditions[0],
-        positive=conditions[1],
-        negative=conditions[2],
-        gates=gates,
-        paired=True,
-    )
-
-
-def _factoring_evidence(setting: SharedSetting, conditions: Sequence[Condition]) -> Evidence:
-    return Evidence(
-        tests=_subject(setting),
-        adversary="querying party",
-        attack="greatest common divisors of blinded numbers",
-        adaptive=True,
-        seen=_seen(setting),
-        target=conditions[0],
-        positive=conditions[1],
-        negative=conditions[2],
-        gates=(Gate(EXACT, 0.5),),
-        paired=True,
     )

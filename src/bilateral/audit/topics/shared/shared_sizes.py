@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Curve, Evidence, Gate
+from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.shared_views import comparison_bits
@@ -55,17 +55,16 @@ def sizes_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
             on_progress(0.4 + 0.1 * step + 0.3 * adaptive, f"deconvolution, {name}")
             scored[name] = Condition(what, _scores(views[name], style, setting.models, truth, adaptive=adaptive))
         found.append(
-            Evidence(
-                tests=5,
-                adversary="querying party",
-                attack="deconvolution of sizes over repeated queries" if adaptive else "sizes as they are seen",
-                adaptive=adaptive,
-                seen="blinded numbers, unmasked" + (f", of {repeats} times the same queries" if adaptive else ""),
+            with_controls(
+                5,
+                "querying party",
+                "deconvolution of sizes over repeated queries" if adaptive else "sizes as they are seen",
+                "blinded numbers, unmasked" + (f", of {repeats} times the same queries" if adaptive else ""),
+                Gate(MEAN_SIZE, 0.2),
                 target=scored["target"],
                 positive=scored["positive"],
                 negative=scored["negative"],
-                gates=(Gate(MEAN_SIZE, 0.2),),
-                paired=True,
+                adaptive=adaptive,
                 curves=(_curve(setting, views, truth),) if adaptive else (),
             )
         )

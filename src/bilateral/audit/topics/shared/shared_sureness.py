@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.shared.attacks.answer_sureness import SeenAnswer, guess_sureness, sureness
 from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again
@@ -29,26 +29,21 @@ def sureness_experiment(setting: SharedSetting, on_progress: Progress) -> list[E
     own = ask_again(setting, setting.style, queries, setting.shadows, repeats, "sureness of shadows")
     answers = {name: predict_in_batches(model, queries) for name, model in setting.models.items()}
     known = {name: predict_in_batches(model, queries) for name, model in setting.shadows.items()}
-    conditions = [
-        Condition(what, (_scores(answers, _guesses(known, own, answers, seen, with_sizes=sizes, alone=alone)),))
-        for what, sizes, alone in (
-            (f"the sum of {len(answers)} and blinded sizes, {setting.style.name}", True, False),
-            ("a single answering party", True, True),
-            ("the sum alone", False, False),
-        )
-    ]
+
+    def scores(*, with_sizes: bool, alone: bool) -> Scores:
+        return _scores(answers, _guesses(known, own, answers, seen, with_sizes=with_sizes, alone=alone))
+
+    whole = f"the sum of {len(answers)} and blinded sizes, {setting.style.name}"
     return [
-        Evidence(
-            tests=5,
-            adversary="querying party",
-            attack="how sure each answer is, from blinded sizes",
-            adaptive=True,
-            seen=f"the sums, and blinded numbers of {repeats} times the same queries",
-            target=conditions[0],
-            positive=conditions[1],
-            negative=conditions[2],
-            gates=(Gate(RANK_ERROR, 0.15),),
-            paired=True,
+        with_controls(
+            5,
+            "querying party",
+            "how sure each answer is, from blinded sizes",
+            f"the sums, and blinded numbers of {repeats} times the same queries",
+            Gate(RANK_ERROR, 0.15),
+            target=(whole, scores(with_sizes=True, alone=False)),
+            positive=("a single answering party", scores(with_sizes=True, alone=True)),
+            negative=("the sum alone", scores(with_sizes=False, alone=False)),
             remark="the sizes of ledger line 5 are apart for every answering party; a sum of the logits is not all",
         )
     ]

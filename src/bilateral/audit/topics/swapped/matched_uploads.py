@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bilateral.audit.evidence import Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context
 from bilateral.audit.scores import Metric
 from bilateral.audit.topics.swapped.attacks.ring_matching import guess_worlds, is_weight, residual_of, seen_upload
@@ -37,12 +37,12 @@ def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
     metrics = (MATCHED, WEIGHED) if weighs else (MATCHED,)
     seen = "uploads minus what each world makes of them, in the ring, masks taken off as far as they are known"
     return [
-        Evidence(
-            tests=attacker.tests,
-            adversary=attacker.adversary,
-            attack="matching in the ring",
-            adaptive=True,
-            seen=seen + ("; and the word of the weight" if weighs else ""),
+        with_controls(
+            attacker.tests,
+            attacker.adversary,
+            "matching in the ring",
+            seen + ("; and the word of the weight" if weighs else ""),
+            tuple(Gate(metric, SUCCESS) for metric in metrics),
             target=condition_of(
                 f"batches of {len(runs.real.table.x)} of two of {len(runs.real.table.names)} clients",
                 _right(attacker, runs.real, metrics),
@@ -52,7 +52,7 @@ def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
                 "batches that stay where they are, against coins",
                 _right(attacker, runs.same, metrics, more_coins(context, runs.same)),
             ),
-            gates=tuple(Gate(metric, SUCCESS) for metric in metrics),
+            paired=False,
             remark="the attacker knows both batches; but for drawn last bits the sum is the same in both worlds",
         )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from bilateral.audit.evidence import Evidence, Gate
+from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording
 from bilateral.audit.scores import Metric
@@ -48,12 +48,12 @@ def evidence_of(context: Context, attacker: Attacker, runs: Runs) -> list[Eviden
         taught_bare = _Pupil(attacker.clients, wire, runs.own_bare, left_out, adaptive=adaptive)
         naive_seen = "the uploads as numbers" if attacker.sees_uploads else "the mean of every kind of number"
         evidence.append(
-            Evidence(
-                tests=attacker.tests,
-                adversary=attacker.adversary,
-                attack="swapped worlds",
-                adaptive=adaptive,
-                seen=seen if adaptive else naive_seen,
+            with_controls(
+                attacker.tests,
+                attacker.adversary,
+                "swapped worlds",
+                seen if adaptive else naive_seen,
+                tuple(Gate(metric, SUCCESS) for metric in metrics),
                 target=condition_of(
                     f"batches of {len(runs.real.table.x)} of two of {len(runs.real.table.names)} clients",
                     taught.right(runs.real, metrics),
@@ -63,7 +63,8 @@ def evidence_of(context: Context, attacker: Attacker, runs: Runs) -> list[Eviden
                     "batches that stay where they are, against coins",
                     taught.right(runs.same, metrics, more_coins(context, runs.same)),
                 ),
-                gates=tuple(Gate(metric, SUCCESS) for metric in metrics),
+                adaptive=adaptive,
+                paired=False,
                 remark="the attacker knows both batches; but for drawn last bits the sum is the same in both worlds",
             )
         )
