@@ -4,9 +4,9 @@ import json
 
 import pytest
 import tomli_w
-from tests.fuzz.guard import judge
 
 from bilateral.documents import MAX_DEPTH, MAX_KEY_PARTS, parse_json, parse_toml
+from tests.fuzz.guard import judge
 
 
 def nested(depth):

@@ -12,11 +12,11 @@ import click
 import numpy as np
 import pytest
 import typer.main
-from tests.engine.remote.harness import conduct, weights_in
 
 import bilateral
 from bilateral.cli.main import app, main
 from bilateral.engine.plan import load_plan
+from tests.runs.rounds.harness import conduct, weights_in
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

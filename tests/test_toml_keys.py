@@ -5,10 +5,10 @@ import tomllib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fuzz.guard import refusal_of
 
 from bilateral.documents import MAX_KEY_PARTS, parse_toml
 from bilateral.engine.plan import load_plan
+from tests.fuzz.guard import refusal_of
 
 PARTS = ["a", "-_9", '"\\""', '"\\\\"', "'\"'", "'\\'", '"#"', "'='", '"[.]"', '""', "''", '"\\u0022"', '"a\\tb"']
 VALUES = [

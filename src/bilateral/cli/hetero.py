@@ -29,12 +29,12 @@ from bilateral.cli.options import (
     resumed,
 )
 from bilateral.cli.run import IN_PROCESS
-from bilateral.engine.hetero import run_hetero
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
-from bilateral.engine.hetero_result import AVERAGE, HeteroProgress, HeteroResult
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.in_process import run_hetero
+from bilateral.runs.hetero.plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
+from bilateral.runs.hetero.result import AVERAGE, HeteroProgress, HeteroResult
 
 FLARE_ENGINES = ("flare-sim", "flare-poc")
 

@@ -30,15 +30,15 @@ from bilateral.cli.options import (
     check_writable,
     resumed,
 )
-from bilateral.engine.in_process import run
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan
-from bilateral.engine.result import RoundReport
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus
 from bilateral.engine.run_story import SiteState
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
+from bilateral.runs.rounds.in_process import run
+from bilateral.runs.rounds.result import RoundReport
 
 IN_PROCESS = "in-process"
 

@@ -23,13 +23,13 @@ from bilateral.engine.flare.processes import LocalProcesses, free_ports
 from bilateral.engine.flare.provisioning import Deployment, provision
 from bilateral.engine.flare.simulator import start_module
 from bilateral.engine.flare.supervisor import Outcome, Supervisor
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.hetero_result import HeteroProgress, HeteroResult
-from bilateral.engine.hetero_setup import deal, make_client
-from bilateral.engine.remote.hetero_record import HeteroRecord, PublicFacts
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DeploymentError, PlanError, SitesMissingError
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.parties import deal, make_client
+from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
+from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0

@@ -10,7 +10,7 @@ from nvflare.collab import collab
 
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.flare.site_edge import ask_desk
-from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
+from bilateral.runs.hetero.desk import HeteroSiteDesk
 from bilateral.version import __version__
 
 
