@@ -31,7 +31,7 @@ class HeteroSite:
     @collab.publish
     def deliver(self, number: int, packet: list[bytes]) -> dict[str, Any]:
         """A packet of messages; the answer holds the replies."""
-        return ask_desk(collab.caller, self._at_desk, lambda desk: desk.deliver(number, packet))
+        return ask_desk(collab.caller, self._at_desk, lambda desk: desk.deliver(0, number, packet))
 
     @collab.publish
     def is_idle(self) -> bool:
