@@ -21,8 +21,8 @@ from tests.runs.rounds.harness import LocalSites, conduct
 from tests.runs.rounds.test_desk import briefing, desk
 from tests.runs.rounds.test_in_process import plan
 
-from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.rounds.enrolment import Briefing
 
