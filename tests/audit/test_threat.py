@@ -14,9 +14,9 @@ from bilateral.audit.experiment import Context
 from bilateral.audit.threat import client_view, eavesdropper_view, server_view
 from bilateral.audit.views import HIDDEN_SEED, ServerRound
 from bilateral.engine.plan import RunPlan
-from bilateral.learning.exchange import SERVER
 from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
 
 SEED = 918273645

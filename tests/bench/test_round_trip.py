@@ -17,8 +17,8 @@ from bilateral.engine.flare.timing import (
     read_rounds,
 )
 from bilateral.engine.flare.timing_run import TimedRun, run_timed
-from bilateral.engine.in_process import run
 from bilateral.errors import PlanError
+from bilateral.runs.rounds.in_process import run
 
 FIRST_KEYS = [
     "engine", "sites", "model", "protection", "seconds_per_round", "ratio_to_fedavg", "megabytes_per_round",

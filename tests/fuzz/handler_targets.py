@@ -14,17 +14,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.engine.remote.harness import LocalSites, conduct
-from tests.engine.remote.test_site_desk import briefing, desk
-from tests.engine.test_in_process import plan
 from tests.fuzz.formats import field_mutation, wire_mutation
 from tests.fuzz.mutations import blind
 from tests.fuzz.target import Target
+from tests.runs.rounds.harness import LocalSites, conduct
+from tests.runs.rounds.test_desk import briefing, desk
+from tests.runs.rounds.test_in_process import plan
 
-from bilateral.engine.remote.enrolment import Briefing
-from bilateral.learning.exchange import SERVER
+from bilateral.engine.kind import ENROLMENT
 from bilateral.protections.spoken_messages import to_client
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
+from bilateral.runs.rounds.enrolment import Briefing
 
 SITE = "client-1"
 
@@ -36,7 +37,7 @@ class RecordedSites(LocalSites):
     seen: list[tuple[Any, list[bytes]]] = field(default_factory=list)
 
     def call(self, site, lane, ticket, packet, timeout):
-        if site == SITE:
+        if lane != ENROLMENT and site == SITE:
             with suppress(RuntimeError, TypeError):  # a client in the midst of a backward pass cannot be copied
                 self.seen.append((copy.deepcopy(self.desks[site]._clients[lane]), list(packet)))
         return super().call(site, lane, ticket, packet, timeout)

@@ -85,8 +85,8 @@ def test_the_guard_sees_what_is_asked_for_and_hidden_behind_a_typed_error():
 
 
 def test_every_type_of_message_is_among_the_examples():
-    from bilateral.engine.remote.hetero_messages import REPLY_OF
     from bilateral.protections.spoken_messages import to_client, to_server
+    from bilateral.runs.hetero.messages import REPLY_OF
 
     assert {*to_client(), *to_server(), *REPLY_OF, *REPLY_OF.values()} <= {*message_types()}
 

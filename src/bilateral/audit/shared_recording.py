@@ -27,9 +27,9 @@ from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.prediction.conversation import SERVER, LocalTransport
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import SessionTerms
+from bilateral.protocols.transport import SERVER, LocalTransport
 from bilateral.randomness import Randomness
 
 

@@ -25,7 +25,7 @@ import torch
 from bilateral.audit.recording import Recording
 from bilateral.audit.views import HIDDEN_SEED, Facts, View
 from bilateral.data import Split
-from bilateral.learning.exchange import SERVER
+from bilateral.protocols.transport import SERVER
 
 
 def client_view(recording: Recording, *clients: str) -> View:

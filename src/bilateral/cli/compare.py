@@ -22,9 +22,9 @@ from bilateral.cli.options import (
     build_plan,
     check_writable,
 )
-from bilateral.engine.compare import compare, lanes
 from bilateral.errors import PlanError
 from bilateral.protections.registry import spoken
+from bilateral.runs.rounds.compare import compare, lanes
 
 
 def compare_command(

@@ -22,10 +22,10 @@ from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_edge import NOT_ACCEPTED
 from bilateral.engine.flare.site_settings import DataSettings, load_site_settings
 from bilateral.engine.flare.surroundings import SIMULATION
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan, parse_plan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.errors import DataError, DeploymentError, PlanError
+from bilateral.runs.rounds.in_process import run
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
 SITES = {"hospital-a": 100, "hospital-b": 150, "hospital-c": 205}

@@ -5,14 +5,14 @@ Bit for bit, with one thread a process on every side: the sum of many floats dep
 
 import pytest
 import torch
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.events import read_events
 from bilateral.engine.flare.launch import run_on_flare
-from bilateral.engine.in_process import run
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
+from bilateral.runs.rounds.in_process import run
 
 CHOSEN = plan(federation__clients=3, training__rounds=5, training__evaluate_every=2)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from tests.engine.remote.hetero_harness import PLAN
-from tests.engine.remote.test_hetero_conductor import SHORT, comparable, networks
+from tests.runs.hetero.harness import PLAN
+from tests.runs.hetero.test_conductor import SHORT, comparable, networks
 
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.events import read_events
@@ -16,8 +16,8 @@ from bilateral.engine.flare.hetero_launch import run_hetero_on_flare
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.flare.kit_builder import JOB_CLASSES
 from bilateral.engine.flare.surroundings import SIMULATION
-from bilateral.engine.hetero import run_hetero
 from bilateral.errors import CheckpointError, ModelError, PlanError, SitesMissingError
+from bilateral.runs.hetero.in_process import run_hetero
 
 SLOW = PLAN.with_settings({"training.epochs": 3000})
 """Training takes so long that a test can kill a site in it."""

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.engine.test_in_process import plan
 from tests.fuzz.guard import refusal_of
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.flare.project_file import read_project

@@ -11,7 +11,7 @@ from bilateral.engine.flare.site_edge import NOT_ACCEPTED, SERVER_NAME, ask_desk
 from bilateral.engine.flare.site_settings import load_site_settings
 from bilateral.engine.flare.surroundings import accepted_plan, kit_settings
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
-from bilateral.engine.remote.exchange import REFUSED
+from bilateral.engine.remote.edge import REFUSED
 from bilateral.errors import DataError, DeploymentError, PlanError, PlanNotAcceptedError
 
 SECRET = "a secret of the site"

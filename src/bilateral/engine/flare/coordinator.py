@@ -16,9 +16,9 @@ from typing import Any
 from nvflare.collab import CollabCallError, collab
 
 from bilateral.engine.flare.surroundings import accepted_plan, is_simulation, kit_settings, plan_of_job, server_secrets
-from bilateral.engine.remote.conductor import Conductor
-from bilateral.engine.remote.exchange import SiteSilentError
-from bilateral.engine.result import RoundReport
+from bilateral.engine.remote.edge import SiteSilentError
+from bilateral.runs.rounds.conductor import Conductor
+from bilateral.runs.rounds.result import RoundReport
 from bilateral.version import __version__
 
 log = logging.getLogger("bilateral.server")

@@ -21,8 +21,8 @@ from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
 from bilateral.engine.named_code import is_own_code
 from bilateral.engine.plan import RunPlan, dump_plan
-from bilateral.engine.remote.conductor import sites_needed
 from bilateral.errors import PlanError
+from bilateral.runs.rounds.conductor import sites_needed
 
 DEFAULT_NAME = "federation"
 DEFAULT_PORT = 8002

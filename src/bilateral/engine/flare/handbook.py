@@ -14,7 +14,7 @@ import tomli_w
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.conductor import sites_needed
+from bilateral.runs.rounds.conductor import sites_needed
 from bilateral.version import __version__
 
 _TEMPLATE = """\

@@ -13,9 +13,9 @@ from nvflare.collab import collab
 
 from bilateral.engine.flare.coordinator import STATUS, STOP, FlareSites
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
-from bilateral.engine.hetero_result import HeteroProgress
-from bilateral.engine.remote.hetero_conductor import HeteroConductor
-from bilateral.engine.remote.hetero_record import PublicFacts
+from bilateral.runs.hetero.conductor import HeteroConductor
+from bilateral.runs.hetero.record import PublicFacts
+from bilateral.runs.hetero.result import HeteroProgress
 from bilateral.version import __version__
 
 log = logging.getLogger("bilateral.server")

@@ -23,13 +23,12 @@ from bilateral.engine.flare.processes import LocalProcesses, free_ports
 from bilateral.engine.flare.provisioning import Deployment, provision
 from bilateral.engine.flare.simulator import start_module
 from bilateral.engine.flare.supervisor import Outcome, Supervisor
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.hetero_result import HeteroProgress, HeteroResult
-from bilateral.engine.hetero_setup import deal, make_client
-from bilateral.engine.remote.hetero_record import HeteroRecord, PublicFacts
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DeploymentError, PlanError, SitesMissingError
+from bilateral.runs.hetero.parties import deal, make_client
+from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
+from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 
 POLL_SECONDS = 0.5
 PATIENCE_SECONDS = 600.0
@@ -61,11 +60,11 @@ def run_hetero_on_flare(
     if resume:
         if output is None:
             raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
-        directory = HeteroDirectory(Path(output).resolve())
+        directory = RunDirectory(Path(output).resolve())
         HeteroRecord.load(plan, facts, directory)  # refused before any process is started
     else:  # made only now: a plan or data that are refused leave nothing behind
-        created = HeteroDirectory.create(None if output is None else Path(output), plan)
-        directory = HeteroDirectory(created.path.resolve())
+        created = RunDirectory.create(None if output is None else Path(output), plan)
+        directory = RunDirectory(created.path.resolve())
         HeteroRecord(plan, facts).save(directory)  # a stop before the processes are up can be resumed too
     run = _LocalHeteroRun(
         plan,
@@ -80,7 +79,7 @@ def run_hetero_on_flare(
         run.simulate()
     else:
         run.deploy()
-    return run.record().result(directory)
+    return run.record().result(directory.path)
 
 
 def _facts(plan: HeteroPlan, data_dir: Path | None) -> PublicFacts:
@@ -95,7 +94,7 @@ def _facts(plan: HeteroPlan, data_dir: Path | None) -> PublicFacts:
 class _LocalHeteroRun:
     plan: HeteroPlan
     facts: PublicFacts
-    directory: HeteroDirectory
+    directory: RunDirectory
     data_dir: Path | None
     on_progress: Callable[[HeteroProgress], None]
     on_note: Callable[[str], None]

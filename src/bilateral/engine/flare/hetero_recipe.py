@@ -14,7 +14,7 @@ from bilateral.engine.flare.hetero_coordinator import HeteroCoordinator
 from bilateral.engine.flare.hetero_site import HeteroSite
 from bilateral.engine.flare.recipe import MAX_THREADS, CodelessRecipe
 from bilateral.engine.flare.simulator import JOB_NAME, simulate
-from bilateral.engine.remote.hetero_record import PublicFacts
+from bilateral.runs.hetero.record import PublicFacts
 
 ANSWER_SECONDS = 600.0
 """How long FLARE waits for a site when the job begins: many processes start on few cores."""

@@ -10,7 +10,7 @@ from nvflare.collab import collab
 
 from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
 from bilateral.engine.flare.site_edge import ask_desk
-from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
+from bilateral.runs.hetero.desk import HeteroSiteDesk
 from bilateral.version import __version__
 
 
@@ -31,7 +31,7 @@ class HeteroSite:
     @collab.publish
     def deliver(self, number: int, packet: list[bytes]) -> dict[str, Any]:
         """A packet of messages; the answer holds the replies."""
-        return ask_desk(collab.caller, self._at_desk, lambda desk: desk.deliver(number, packet))
+        return ask_desk(collab.caller, self._at_desk, lambda desk: desk.deliver(0, number, packet))
 
     @collab.publish
     def is_idle(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bilateral.documents import parse_json
 from bilateral.engine.flare.surroundings import is_simulation
-from bilateral.engine.hetero_plan import HeteroPlan, parse_hetero_plan
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.plan import HeteroPlan, parse_hetero_plan
 
 
 def hetero_plan_of_job(text: str) -> HeteroPlan:

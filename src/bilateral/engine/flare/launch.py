@@ -34,11 +34,11 @@ from bilateral.engine.flare.simulator import start_simulator
 from bilateral.engine.flare.supervisor import Outcome, Supervisor
 from bilateral.engine.flare.surroundings import SIMULATION
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.conductor import sites_needed
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunReader, RunStatus
 from bilateral.engine.setup import REFERENCE
 from bilateral.errors import BilateralError, CheckpointError, DeploymentError, PlanError
+from bilateral.runs.rounds.conductor import sites_needed
 
 FlareEngine = Literal["flare-sim", "flare-poc"]
 POLL_SECONDS = 0.5

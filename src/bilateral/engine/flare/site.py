@@ -13,7 +13,7 @@ from nvflare.collab import collab
 
 from bilateral.engine.flare.site_edge import ask_desk
 from bilateral.engine.flare.surroundings import make_site_desk
-from bilateral.engine.remote.site_desk import SiteDesk
+from bilateral.runs.rounds.desk import SiteDesk
 
 
 class Site:

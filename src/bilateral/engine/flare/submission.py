@@ -20,8 +20,8 @@ from bilateral.engine.flare.recipe import make_recipe
 from bilateral.engine.flare.site_settings import check_run_name
 from bilateral.engine.flare.supervisor import STOPPED, Outcome, Progress, Supervisor
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.conductor import sites_needed
 from bilateral.errors import DeploymentError, PlanError
+from bilateral.runs.rounds.conductor import sites_needed
 
 ENGINE = "flare"
 

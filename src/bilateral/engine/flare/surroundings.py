@@ -18,14 +18,14 @@ from typing import Any
 from bilateral.documents import parse_json
 from bilateral.engine.flare.site_settings import SETTINGS_FILE, SiteSettings, check_layout, load_site_settings
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
-from bilateral.engine.remote.enrolment import Briefing
-from bilateral.engine.remote.site_desk import SiteDesk
 from bilateral.engine.secrets import OwnSecrets, SimulatedSecrets
 from bilateral.errors import PlanError
 from bilateral.learning.secrets import Secrets
 from bilateral.protocols.mask.keys import RUN_ID_BYTES
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import SecureRandomness
+from bilateral.runs.rounds.desk import SiteDesk
+from bilateral.runs.rounds.enrolment import Briefing
 from bilateral.version import __version__
 
 SIMULATION = "BILATERAL_SIMULATION"

@@ -22,13 +22,14 @@ from bilateral.data import Dataset, Split
 from bilateral.engine.checkpoint import Checkpoint
 from bilateral.engine.flare.coordinator import Coordinator, FlareSites
 from bilateral.engine.flare.site import Site
-from bilateral.engine.loop import Lane, RoundLoop
-from bilateral.engine.remote.attendance import Attendance
-from bilateral.engine.remote.conductor import Conductor
-from bilateral.engine.remote.exchange import REPLY, Timing
+from bilateral.engine.remote.edge import REPLY
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training
+from bilateral.runs.rounds.attendance import Attendance
+from bilateral.runs.rounds.conductor import Conductor
+from bilateral.runs.rounds.loop import Lane, RoundLoop
+from bilateral.runs.rounds.remote_exchange import Timing
 
 TIMING_CLASSES = (f"{__name__}.",)
 """What kits must list besides the classes of production."""

@@ -1,0 +1,97 @@
+"""The engine that runs a whole federation in one process: simulation, and the reference for every other engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from bilateral.arguments import checked
+from bilateral.engine.checkpoint import Checkpoint
+from bilateral.engine.federation import load_federation
+from bilateral.engine.kind import ROUNDS, kind_named
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
+from bilateral.engine.term import IN_PROCESS, Term, checkpoint_to_resume
+from bilateral.engine.transcript import Transcript
+from bilateral.learning.exchange import Dropouts
+from bilateral.protocols.messages import Message
+from bilateral.randomness import SeededRandomness
+from bilateral.runs.rounds.loop import Lane, RoundLoop
+from bilateral.runs.rounds.result import RoundReport, RunResult
+
+
+@checked
+def run(
+    plan: RunPlan,
+    *,
+    output: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    resume: bool = False,
+    reference: bool | None = None,
+    save: bool = True,
+    keep_messages: bool = False,
+    on_round: Callable[[RoundReport], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Train as the plan says.
+
+    `reference` trains plain FedSGD beside it, round by round, and reports the difference; on the same batches, unless
+    the plan adds sound noise (which draws its own). By default it does so except with sound noise: a model without
+    noise has no place in the directory of a private run.
+    `save` keeps plan, metrics, events and checkpoints in `output`; `resume` goes on from the checkpoint there.
+    `should_stop` is asked after every round; a stopped run leaves a checkpoint.
+    """
+    path = None if output is None else Path(output)
+    directory = None if path is None else RunDirectory(path)
+    checkpoint: Checkpoint | None = None
+    if resume:
+        checkpoint = checkpoint_to_resume(plan, directory)
+        reference = has_reference(checkpoint)
+    if reference is None:
+        reference = not plan.traits.spends_budget
+    loop = loop_here(plan, None if data_dir is None else Path(data_dir), reference, keep_messages=keep_messages)
+    if not resume:  # made only now: a plan or data that are refused leave nothing behind
+        directory = RunDirectory.create(path, plan) if save else None
+    loop.directory = directory
+    term = Term(
+        kind_named(ROUNDS),
+        plan,
+        IN_PROCESS,
+        directory,
+        every=plan.training.checkpoint_every,
+        on_step=on_round or (lambda _: None),
+        should_stop=should_stop or (lambda: False),
+    )
+    with term.held():
+        result: RunResult = term.drive(loop, checkpoint)
+    return result
+
+
+def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_messages: bool = False) -> RoundLoop:
+    """The rounds of a federation whose parties are all in this process."""
+    federation = load_federation(plan, data_dir)
+    bare = reference_plan(plan)
+    main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
+    transcript = Transcript(keep_messages)
+    rate = plan.federation.dropout
+    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+    return RoundLoop(
+        plan,
+        federation.names,
+        federation.test_data,
+        federation.problem.loss,
+        Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
+        Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
+        None,
+        transcript,
+    )
+
+
+def has_reference(checkpoint: Checkpoint) -> bool:
+    """Was FedSGD trained beside the run?"""
+    return any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
+
+
+def no_record(round_index: int, sender: str, receiver: str, message: Message) -> None:
+    """FedSGD beside a protected run is a yardstick; its traffic is not the run's."""

@@ -1,0 +1,316 @@
+"""The rounds of one run, with everything that is written down on the way: the same for every engine.
+
+An engine brings the server's side of the training, an `Exchange` to its clients, and says who is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilateral.data import Split
+from bilateral.engine.checkpoint import Checkpoint, restore, training_tensors
+from bilateral.engine.events import (
+    Evaluated,
+    Event,
+    MessageRefused,
+    RecoveryChecked,
+    RoundDone,
+    RoundFailed,
+)
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.transcript import Transcript
+from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
+from bilateral.learning.aggregation import Incident
+from bilateral.learning.client import invited_clients
+from bilateral.learning.evaluation import evaluate
+from bilateral.learning.exchange import Exchange
+from bilateral.learning.training import Training, relative_difference
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.protocols.perturb.settings import Loss
+from bilateral.runs.rounds.client_view import client_view
+from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
+
+MAX_FAILED_IN_A_ROW = 10
+MAX_INCIDENTS = 200
+MAX_REASON = 500
+Gather = Callable[[int, Sequence[str]], Sequence[str]]
+"""Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A training and the way to its clients."""
+
+    training: Training
+    exchange: Exchange
+
+
+def everyone(round_index: int, invited: Sequence[str]) -> Sequence[str]:  # noqa: ARG001
+    """Nobody is ever away: clients in this process."""
+    return invited
+
+
+@dataclass
+class RoundLoop:
+    """The server's side of rounds: a `ServerRun` whose steps are rounds.
+
+    `reference`: plain FedSGD over the same contributors, round by round, as a yardstick. A checkpoint after every
+    round makes each durable before the next begins: killed at any moment, a run goes on with no round lost or applied
+    twice. The line about a round is written before its checkpoint, so a round may be told of twice; the last counts.
+    """
+
+    plan: RunPlan
+    names: Sequence[str]
+    test: Split
+    loss: Loss
+    main: Lane
+    reference: Lane | None
+    directory: RunDirectory | None
+    transcript: Transcript
+    gather: Gather = everyone
+    on_contributors: Callable[[Sequence[str]], None] = lambda _: None
+    on_close: Callable[[], None] = lambda: None
+    _next_round: int = field(default=0, init=False)
+    _term: int = field(default=0, init=False)
+    _rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _failed: list[FailedRound] = field(default_factory=list, init=False)
+    _seconds_before: float = field(default=0.0, init=False)
+    _largest_difference: float = field(default=0.0, init=False)
+    _num_told: int = field(default=0, init=False)
+    _recovery: RecoveryReport | None = field(default=None, init=False)
+    _metrics: dict[str, float] = field(default_factory=dict, init=False)
+    _difference: float | None = field(default=None, init=False)
+    _started: float | None = field(default=None, init=False)
+
+    @property
+    def next_round(self) -> int:
+        """Rounds done so far; the index of the next one."""
+        return self._next_round
+
+    @property
+    def term(self) -> int:
+        return self._term
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(self.names)
+
+    def load(self, state: Checkpoint) -> None:
+        """Put everything back as it was after the checkpoint's last round."""
+        assert self.directory is not None
+        self._restore(state, self.directory.checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint, path: Path) -> None:
+        restore(self._trainings, checkpoint, path)
+        self._next_round = checkpoint.next_round
+        self._rows = list(checkpoint.rows)
+        self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
+        self.transcript.bytes_down = int(checkpoint.counters["bytes_down"])
+        self.transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self._seconds_before = checkpoint.counters["seconds"]
+        self._largest_difference = checkpoint.counters["largest_difference"]
+        self._term = int(checkpoint.counters["term"]) + 1
+        self._failed = [FailedRound(**failed) for failed in checkpoint.failed]
+        self.main.training.aggregation.incidents.extend(Incident(**incident) for incident in checkpoint.incidents)
+        self._num_told = len(checkpoint.incidents)
+
+    def enrol(self) -> None:
+        """Whoever built this has enrolled the clients."""
+
+    def begin(self) -> None:
+        """The recovery is checked and the initial model measured."""
+        self._started = time.perf_counter()
+        self._check_recovery()
+        self._metrics = self._evaluate(self.main.training)
+        if not self._rows:
+            self._rows.append({"round": 0, **self._metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self.tell(Evaluated(0, self._metrics, 0.0 if self.reference else None))
+            self._write_privacy()
+        self._write_metrics()
+
+    def steps(self) -> Iterator[int]:
+        """The rounds that are left, by index."""
+        while self._next_round < self.plan.training.rounds:
+            yield self._next_round
+
+    def do(self, step: int) -> None:
+        """One round; the model is measured as often as the plan says, and after the last."""
+        try:
+            self._advance(step)
+            self._next_round += 1
+            self._difference = self._compare()
+            if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
+                self._metrics = self._evaluate(self.main.training)
+                self._rows.append(
+                    {"round": self._next_round, **self._metrics, "difference_to_fedavg": self._difference}
+                )
+                self.tell(Evaluated(self._next_round, self._metrics, self._difference))
+                self._write_metrics()
+        except BilateralError:
+            self._tell_incidents()
+            raise
+
+    def progress(self) -> RoundReport:
+        rounds = self.plan.training.rounds
+        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed))
+
+    def close(self) -> None:
+        self.on_close()
+
+    @property
+    def _is_last(self) -> bool:
+        return self._next_round == self.plan.training.rounds
+
+    @property
+    def _seconds(self) -> float:
+        """Of all terms."""
+        return self._seconds_before + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def _check_recovery(self) -> None:
+        """Before anything else, in every term: an evaluation would reset the modes of the model's layers."""
+        began = time.perf_counter()
+        self._recovery = self.main.training.check_recovery()
+        if self._recovery is not None:
+            report = self._recovery
+            self.tell(RecoveryChecked(report.error, report.parameter, report.dtype, time.perf_counter() - began))
+
+    def tell(self, event: Event) -> None:
+        """Append to the run's log, if it has one."""
+        if self.directory is not None:
+            self.directory.tell(event)
+
+    @property
+    def _trainings(self) -> list[Training]:
+        return [lane.training for lane in (self.main, self.reference) if lane is not None]
+
+    def _advance(self, round_index: int) -> None:
+        invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
+        outsiders = self.main.training.aggregation.outsiders()
+        present = self.gather(round_index, [name for name in invited if name not in outsiders])
+        started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
+        try:
+            contributors = self.main.training.advance(round_index, present, self.main.exchange)
+        except ThresholdError as error:
+            self._tell_incidents()
+            self._fail(round_index, error)
+            return
+        self.on_contributors(contributors)
+        self._tell_incidents()
+        self.tell(
+            RoundDone(
+                round_index + 1,
+                round(time.perf_counter() - started, 4),
+                tuple(contributors),
+                (self.transcript.bytes_up - up) / 1e6,
+                (self.transcript.bytes_down - down) / 1e6,
+                _digest(self.main.training.last_gradient),
+            )
+        )
+        if self.reference is not None:  # FedSGD over the same clients
+            self.reference.training.advance(round_index, contributors, self.reference.exchange)
+
+    def _fail(self, round_index: int, error: ThresholdError) -> None:
+        """A round without enough clients is no disaster: the model is untouched. Many in a row are."""
+        self._failed.append(FailedRound(round_index, str(error)))
+        self.tell(RoundFailed(round_index + 1, str(error)))
+        recent = [failed.round_index for failed in self._failed[-MAX_FAILED_IN_A_ROW:]]
+        if recent == list(range(round_index - MAX_FAILED_IN_A_ROW + 1, round_index + 1)):
+            raise ThresholdError(
+                f"{MAX_FAILED_IN_A_ROW} rounds in a row failed, the last one so: {error}",
+                remedy="The model is as it was before them; resume when the clients are back.",
+            )
+
+    def _tell_incidents(self) -> None:
+        incidents = self.main.training.aggregation.incidents
+        for incident in incidents[self._num_told :]:
+            self.tell(MessageRefused(incident.client, incident.round_index + 1, incident.reason[:MAX_REASON]))
+        self._num_told = len(incidents)
+
+    def _incidents(self) -> list[Incident]:
+        """The last ones, cut short: clients wrote them, and may have written much."""
+        recent = self.main.training.aggregation.incidents[-MAX_INCIDENTS:]
+        return [replace(incident, reason=incident.reason[:MAX_REASON]) for incident in recent]
+
+    def _compare(self) -> float | None:
+        if self.reference is None:
+            return None
+        difference = relative_difference(self.main.training.weights(), self.reference.training.weights())
+        self._largest_difference = max(self._largest_difference, difference)
+        return difference
+
+    def _evaluate(self, training: Training) -> dict[str, float]:
+        metrics = evaluate(training.predict, self.test, self.loss)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise NumericalRangeError(
+                f"The model's predictions are NaN or infinite after round {self._next_round}.",
+                remedy="Lower the learning rate and start anew.",
+            )
+        return metrics
+
+    def _write_metrics(self) -> None:
+        if self.directory is not None:
+            self.directory.write_metrics(self._rows)
+
+    def _write_privacy(self) -> None:
+        if self.directory is not None:
+            privacy = self.main.training.privacy
+            self.directory.write_privacy(self.main.training.guarantee.as_dict(), privacy.as_dict() if privacy else None)
+
+    def state(self) -> Checkpoint:
+        """After the rounds so far."""
+        counters = {
+            "bytes_up": self.transcript.bytes_up,
+            "bytes_down": self.transcript.bytes_down,
+            "num_messages": self.transcript.num_messages,
+            "seconds": self._seconds,
+            "largest_difference": self._largest_difference,
+            "term": self._term,
+        }
+        return Checkpoint(
+            self.plan.digest(),
+            self._next_round,
+            training_tensors(self._trainings),
+            self._rows,
+            counters,
+            [asdict(failed) for failed in self._failed],
+            [asdict(incident) for incident in self._incidents()],
+        )
+
+    def result(self, output: Path | None) -> RunResult:
+        seconds, main = self._seconds, self.main.training
+        return RunResult(
+            plan=self.plan,
+            model=main.model,
+            view=client_view(main, self._next_round, self.test, self.loss),
+            metrics=self._evaluate(main),
+            rows=self._rows,
+            rounds=self._next_round,
+            seconds=seconds,
+            transcript=self.transcript,
+            difference_to_fedavg=self._largest_difference if self.reference else None,
+            final_difference_to_fedavg=self._compare(),
+            metrics_of_fedavg=self._evaluate(self.reference.training) if self.reference else None,
+            guarantee=main.guarantee,
+            privacy=main.privacy,
+            failed=tuple(self._failed),
+            incidents=tuple(self._incidents()),
+            output=output,
+            finished=self._is_last,
+            recovery=self._recovery,
+        )
+
+
+def _digest(gradient: Tensor | None) -> str:
+    if gradient is None:
+        return ""
+    return hashlib.sha256(gradient.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
