@@ -1,0 +1,150 @@
+"""Heterogeneous runs whose parties are processes of their own, as their host sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bilateral.engine.hetero_directory import HeteroDirectory
+from bilateral.engine.hetero_plan import HeteroPlan, parse_hetero_plan
+from bilateral.engine.hetero_result import HeteroProgress, HeteroResult
+from bilateral.engine.hetero_setup import deal, make_client
+from bilateral.engine.kind import ServerAround, SiteAround, SiteParty, Sites
+from bilateral.engine.remote.hetero_conductor import HeteroConductor
+from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
+from bilateral.engine.remote.hetero_record import HeteroRecord, PublicFacts
+from bilateral.engine.remote.hosting import Advance, Quorum
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.errors import PlanError
+
+ANSWER_SECONDS = 600.0
+"""How long a site may take to be there when a job begins: many processes start on few cores."""
+_LANE = 0
+
+
+@dataclass(frozen=True)
+class LocalHetero:
+    """A heterogeneous run on this machine."""
+
+    plan: HeteroPlan
+    own: HeteroDirectory
+    known: PublicFacts
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.own.path)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.plan.clients.names
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return asdict(self.known)
+
+    def look(self) -> HeteroProgress:
+        return self._record().progress()
+
+    def result(self) -> HeteroResult:
+        return self._record().result(self.own)
+
+    def _record(self) -> HeteroRecord:
+        return HeteroRecord.load(self.plan, self.known, self.own)
+
+
+class HostedHetero:
+    """Both ends of a heterogeneous run; `KIND` is this and more."""
+
+    def parse(self, values: dict[str, Any], source: str) -> HeteroPlan:
+        return parse_hetero_plan(values, source)
+
+    def quorum(self, plan: HeteroPlan, num_members: int) -> Quorum:  # noqa: ARG002
+        """Every site is needed."""
+        return Quorum(num_members)
+
+    def answer_seconds(self, plan: HeteroPlan) -> float:  # noqa: ARG002
+        return ANSWER_SECONDS
+
+    def prepare(
+        self,
+        plan: HeteroPlan,
+        *,
+        output: Path | None,
+        data_dir: Path | None,
+        resume: bool,
+        options: Mapping[str, Any],  # noqa: ARG002 (it has none)
+    ) -> LocalHetero:
+        if plan.answers != "secure":
+            raise PlanError(
+                f"answers = {plan.answers!r} would show every query to the server.",
+                remedy="Use secure answers, or --engine in-process.",
+            )
+        facts = _facts(plan, data_dir)
+        if resume:
+            if output is None:
+                raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
+            directory = HeteroDirectory(output.resolve())
+            HeteroRecord.load(plan, facts, directory)  # refused before any process is started
+        else:  # made only now: a plan or data that are refused leave nothing behind
+            directory = HeteroDirectory(HeteroDirectory.create(output, plan).path.resolve())
+            HeteroRecord(plan, facts).save(directory)  # a stop before the processes are up can be resumed too
+        return LocalHetero(plan, directory, facts)
+
+    def conduct(
+        self, plan: HeteroPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
+    ) -> HeteroResult:
+        assert around.sites is not None
+        return HeteroConductor(
+            plan,
+            path,
+            _Lines(around.sites),
+            PublicFacts(**around.options),
+            around.version,
+            around.engine,
+            on_progress=lambda progress: on_advance(Advance(progress.stages_done, progress.num_stages)),
+            should_stop=around.should_stop,
+        ).conduct()
+
+    def site(self, name: str, plan: HeteroPlan, around: SiteAround) -> SiteParty:
+        if around.store is None:
+            raise PlanError("A site of this kind keeps its state from term to term, and has no directory for it.")
+        return _OneLane(HeteroSiteDesk(name, plan, around.store, version=around.version, data_dir=around.data_dir))
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Sites to which everything goes on one lane."""
+
+    sites: Sites
+
+    def names(self) -> Sequence[str]:
+        return self.sites.names()
+
+    def call(self, site: str, number: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
+        return self.sites.call(site, _LANE, number, packet, timeout)
+
+    def ping(self, site: str) -> bool | None:
+        return self.sites.ping(site)
+
+
+@dataclass(frozen=True)
+class _OneLane:
+    """The other end of `_Lines`."""
+
+    desk: HeteroSiteDesk
+
+    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:
+        return self.desk.deliver(number if lane == _LANE else None, packet)
+
+    def is_idle(self) -> bool:
+        return self.desk.is_idle()
+
+
+def _facts(plan: HeteroPlan, data_dir: Path | None) -> PublicFacts:
+    """What the result names. Builds every client once, so that a plan or data that do not fit are refused here."""
+    shares = deal(plan, data_dir)
+    for name, share in shares.clients.items():
+        make_client(plan, name, share, shares.num_classes)
+    return PublicFacts(shares.dataset, {name: len(share) for name, share in shares.clients.items()})

@@ -1,0 +1,23 @@
+"""Heterogeneous runs, as the table of kinds names them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bilateral.engine.kind import HETERO
+from bilateral.runs.hetero.hosted import HostedHetero
+
+
+class HeteroKind(HostedHetero):
+    """Clients with networks of their own teach each other.
+
+    Not deployable: kits pin no identity of the server, which holds keys here, and sites draw their queries by the
+    plan's seed: whoever knows the plan would know them.
+    """
+
+    name: Final = HETERO
+    command: Final = "hetero"
+    deployable: Final = False
+
+
+KIND = HeteroKind()

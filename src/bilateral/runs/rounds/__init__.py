@@ -1,0 +1,1 @@
+"""Rounds: clients train one model together."""

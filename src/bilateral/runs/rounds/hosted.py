@@ -1,0 +1,213 @@
+"""Rounds whose parties are processes of their own, as their host sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bilateral.engine.checkpoint import matching_checkpoint
+from bilateral.engine.federation import member_names, needs_sample_counts
+from bilateral.engine.kind import ENROLMENT, ServerAround, SiteAround, SiteParty, Sites
+from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
+from bilateral.engine.remote.conductor import Conductor, sites_needed
+from bilateral.engine.remote.enrolment import Briefing
+from bilateral.engine.remote.exchange import REFUSED
+from bilateral.engine.remote.hosting import Advance, Quorum
+from bilateral.engine.remote.site_desk import SiteDesk
+from bilateral.engine.result import RoundReport, RunResult
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_status import RunReader, RunStatus
+from bilateral.engine.secrets import Secrets, SimulatedSecrets
+from bilateral.engine.setup import REFERENCE
+from bilateral.errors import DeploymentError, PlanError
+from bilateral.protocols.noise.round_counter import FileCounter
+
+REFERENCE_OPTION = "reference"
+_INTRODUCE, _BRIEF = 0, 1
+"""The numbers of the two calls of an enrolment."""
+
+
+@dataclass(frozen=True)
+class HostedResult:
+    """A finished (or stopped) run; the model is in the run directory's checkpoint."""
+
+    plan: RunPlan
+    output: Path
+    values: dict[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.values["finished"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.values["rounds"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.values
+
+
+@dataclass
+class LocalRounds:
+    """Rounds on this machine. `reference`: FedSGD is trained beside them."""
+
+    plan: RunPlan
+    directory: RunDirectory
+    sites: tuple[str, ...]
+    reference: bool
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {REFERENCE_OPTION: self.reference}
+
+    def look(self) -> RunStatus:
+        return self._reader.read()
+
+    def result(self) -> HostedResult:
+        try:
+            text = self.directory.result.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise DeploymentError(
+                f"The run ended without a result: {self.look().reason or 'no reason was given'}"
+            ) from error
+        return HostedResult(self.plan, self.directory.path, json.loads(text))
+
+    @cached_property
+    def _reader(self) -> RunReader:
+        return RunReader(self.directory.path)
+
+
+class HostedRounds:
+    """Both ends of rounds; `KIND` is this and more."""
+
+    def parse(self, values: dict[str, Any], source: str) -> RunPlan:
+        return parse_plan(values, source)
+
+    def fingerprint_of(self, values: Mapping[str, Any]) -> str:
+        return fingerprint_of(values)
+
+    def quorum(self, plan: RunPlan, num_members: int) -> Quorum:
+        return Quorum(sites_needed(plan, num_members), needs_sample_counts(plan), plan.federation.patience)
+
+    def answer_seconds(self, plan: RunPlan) -> float:
+        return max(60.0, plan.federation.timeout)
+
+    def prepare(
+        self, plan: RunPlan, *, output: Path | None, data_dir: Path | None, resume: bool, options: Mapping[str, Any]
+    ) -> LocalRounds:
+        if plan.federation.dropout:
+            raise PlanError(
+                "Simulated dropouts (federation.dropout) belong to the in-process engine.",
+                remedy="Use `--engine in-process`; on FLARE, kill a site's processes instead.",
+            )
+        directory = _directory(plan, output, resume)
+        reference = options.get(REFERENCE_OPTION)
+        if resume:
+            checkpoint = matching_checkpoint(plan.digest(), directory.checkpoint)
+            reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
+        elif reference is None:
+            reference = plan.noise.mechanism != "sound"
+        return LocalRounds(plan, directory, member_names(plan, data_dir), bool(reference))
+
+    def conduct(
+        self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
+    ) -> RunResult:
+        on_advance(Advance(0, plan.training.rounds))
+        return self.conductor(plan, path, around, on_advance).conduct()
+
+    def conductor(
+        self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
+    ) -> Conductor:
+        assert around.sites is not None
+
+        def simulated(term: int, names: Sequence[str]) -> Secrets:
+            return SimulatedSecrets(plan.seed, names, term)
+
+        def note(report: RoundReport) -> None:
+            on_advance(Advance(report.round_index, report.num_rounds, report.metrics))
+
+        return Conductor(
+            plan,
+            path,
+            EnrollingSites(around.sites),
+            around.make_secrets or simulated,
+            around.version,
+            around.engine,
+            reference=around.options.get(REFERENCE_OPTION) is True,
+            data_dir=around.data_dir,
+            data_settings=around.data_settings,
+            on_round=note,
+            should_stop=around.should_stop,
+        )
+
+    def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
+        def secrets(briefing: Briefing) -> Secrets:
+            if around.make_secrets is None:
+                return SimulatedSecrets(plan.seed, briefing.members, briefing.term)
+            return around.make_secrets(briefing.run_id, briefing.members, briefing.term)
+
+        spent = around.spent_file if plan.noise.mechanism == "sound" else None
+        desk = SiteDesk(
+            name,
+            plan,
+            secrets,
+            version=around.version,
+            reference=around.options.get(REFERENCE_OPTION) is True,
+            data_dir=around.data_dir,
+            data_settings=around.data_settings,
+            counter=None if spent is None else FileCounter(spent),
+        )
+        return EnrolledSite(desk)
+
+
+@dataclass(frozen=True)
+class EnrollingSites:
+    """Sites that are introduced and briefed on the lane of enrolment."""
+
+    sites: Sites
+
+    def names(self) -> Sequence[str]:
+        return self.sites.names()
+
+    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]:
+        return self.sites.call(site, ENROLMENT, _INTRODUCE, [], timeout)
+
+    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]:
+        return self.sites.call(site, ENROLMENT, _BRIEF, [briefing], timeout)
+
+    def call(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
+        return self.sites.call(site, lane, ticket, packet, timeout)
+
+    def ping(self, site: str) -> bool | None:
+        return self.sites.ping(site)
+
+
+@dataclass(frozen=True)
+class EnrolledSite:
+    """The other end of `EnrollingSites`."""
+
+    desk: SiteDesk
+
+    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:
+        if lane != ENROLMENT:
+            return self.desk.deliver(lane, number, packet)
+        if number == _INTRODUCE and packet in ([], ()):
+            return self.desk.introduce()
+        if number == _BRIEF and isinstance(packet, list | tuple) and len(packet) == 1:
+            return self.desk.brief(packet[0])
+        return {REFUSED: "the packet is malformed."}
+
+    def is_idle(self) -> bool:
+        return self.desk.is_idle()
+
+
+def _directory(plan: RunPlan, output: Path | None, resume: bool) -> RunDirectory:
+    if not resume:
+        return RunDirectory(RunDirectory.create(output, plan).path.resolve())
+    if output is None:
+        raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
+    return RunDirectory(output.resolve())
