@@ -12,7 +12,7 @@ import click
 import numpy as np
 import pytest
 import typer.main
-from tests.engine.remote.harness import conduct, weights_in
+from tests.runs.rounds.harness import conduct, weights_in
 
 import bilateral
 from bilateral.cli.main import app, main

@@ -16,15 +16,9 @@ The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`
 from bilateral.audit.auditor import AuditResult
 from bilateral.audit.auditor import audit as audit_plan
 from bilateral.data import Dataset, Split, load_dataset
-from bilateral.engine.compare import compare
-from bilateral.engine.export import export_run, load_exported
-from bilateral.engine.hetero import run_hetero
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.in_process import run
 from bilateral.engine.named_code import load_plan
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
-from bilateral.engine.result import RunResult
 from bilateral.errors import BilateralError
 from bilateral.models.coverage import inspect
 from bilateral.models.scale_graph import ScaleGraph
@@ -40,6 +34,12 @@ from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+from bilateral.runs.hetero.in_process import run_hetero
+from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.rounds.compare import compare
+from bilateral.runs.rounds.export import export_run, load_exported
+from bilateral.runs.rounds.in_process import run
+from bilateral.runs.rounds.result import RunResult
 from bilateral.version import __version__ as __version__
 
 __all__ = [

@@ -14,8 +14,8 @@ from bilateral.audit import auditor
 from bilateral.audit.auditor import NOT_ASKED, audit
 from bilateral.audit.topics.registry import ABOUT, experiments_for
 from bilateral.audit.verdict import OWN
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
+from bilateral.runs.hetero.plan import HeteroPlan
 
 TABLE = {
     "data.name": "wine",

@@ -13,9 +13,9 @@ from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Experiment, context_of
 from bilateral.audit.scores import AGREEMENT, AUC, Scores
 from bilateral.audit.workers import Done
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import CheckpointError, DataError, PlanError
+from bilateral.runs.hetero.plan import HeteroPlan
 
 
 def evidence(tests, target, positive=0.99, negative=0.5):

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 
 from bilateral.audit.experiment import EFFORTS, Context, undefended
 from bilateral.audit.recording import record
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.masked_aggregation import SETUP
 from bilateral.protocols.mask.messages import KeyAnnouncement, MaskedUpload, Roster
 from bilateral.protocols.messages import RoundModel, Upload, aggregate
 from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.runs.rounds.in_process import run
 
 RING = RunPlan().with_settings(
     {"seed": 5, "federation.clients": 3, "training.rounds": 3, "training.batch_size": 4, "training.dtype": "float64"}

@@ -7,10 +7,10 @@ import pytest
 
 import bilateral.bench.accuracy_over_epsilon as bench
 from bilateral.bench import BENCHMARKS
-from bilateral.engine.in_process import run
 from bilateral.errors import MissingDataError, NumericalRangeError
 from bilateral.protocols.noise.accounting import spent
 from bilateral.protocols.noise.published_accounting import theta_of
+from bilateral.runs.rounds.in_process import run
 
 ROUNDS = 2
 SMALL = bench.Workload(

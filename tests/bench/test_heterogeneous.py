@@ -4,8 +4,8 @@ import pytest
 
 import bilateral.bench.heterogeneous as bench
 from bilateral.bench import BENCHMARKS
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.plan import HeteroPlan
 
 SMALL = {
     **bench.WORKLOADS["cifar10"],

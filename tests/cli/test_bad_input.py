@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bilateral.engine.checkpoint import load_checkpoint
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan
 from bilateral.errors import ThresholdError
 from bilateral.learning.training import Training
+from bilateral.runs.rounds.in_process import run
 
 QUICK = ("--rounds", 2, "--quiet")
 HANG = 300.0

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from bilateral import load_plan
-from bilateral.engine.export import export_run
 from bilateral.errors import CheckpointError, ModelError
 from bilateral.models.zoo.user_function import import_builder
+from bilateral.runs.rounds.export import export_run
 
 MODULE = """
 from pathlib import Path

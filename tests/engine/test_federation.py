@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.data import Dataset, Split
 from bilateral.engine import federation as module
@@ -13,9 +13,9 @@ from bilateral.engine.federation import (
     member_names,
     needs_sample_counts,
 )
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
+from bilateral.runs.rounds.in_process import run
 
 OPENED: list[dict] = []
 """The options of every call of the loader below."""

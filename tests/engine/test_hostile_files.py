@@ -7,24 +7,24 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.engine.remote.test_hetero_record import PLAN, record_at
-from tests.engine.test_in_process import plan
 from tests.fuzz.formats import _digest
 from tests.fuzz.guard import refusal_of
+from tests.runs.hetero.test_record import PLAN, record_at
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.events import read_events
-from bilateral.engine.export import ExportCard, export_run, load_exported
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import load_hetero_plan
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan
-from bilateral.engine.remote.conductor import _read_counts
-from bilateral.engine.remote.hetero_record import HeteroRecord
-from bilateral.engine.remote.hetero_state import SiteState, SiteStore
 from bilateral.engine.run_status import read_run
 from bilateral.errors import CheckpointError
 from bilateral.protocols.noise.round_counter import FileCounter
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.plan import load_hetero_plan
+from bilateral.runs.hetero.record import HeteroRecord
+from bilateral.runs.hetero.state import SiteState, SiteStore
+from bilateral.runs.rounds.conductor import _read_counts
+from bilateral.runs.rounds.export import ExportCard, export_run, load_exported
+from bilateral.runs.rounds.in_process import run
 
 DEEP = "[" * 100_000 + "]" * 100_000
 CHOSEN = plan(training__rounds=2, training__checkpoint_every=1, training__momentum=0.9)

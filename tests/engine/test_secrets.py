@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 import torch
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.federation import load_federation
 from bilateral.engine.secrets import OwnSecrets, SimulatedSecrets

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engine.test_in_process import plan
 from tests.engine.test_stacks import SOUND
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.federation import Federation, Member, load_federation, load_server_view, load_site_share
 from bilateral.engine.secrets import OwnSecrets

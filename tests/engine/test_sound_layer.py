@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.privacy import privacy_of
 from bilateral.errors import PlanError

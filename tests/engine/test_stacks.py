@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.federation import load_federation
-from bilateral.engine.in_process import run
 from bilateral.engine.setup import initial_model, make_blueprint
 from bilateral.errors import DataError, PlanError, ProtocolError, ThresholdError, UnsoundPlanError
 from bilateral.learning.exchange import LocalExchange
@@ -18,6 +17,7 @@ from bilateral.protocols.messages import Message, Upload
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.wire import decode, encode
+from bilateral.runs.rounds.in_process import run
 
 SOUND = {
     "training__loss": "mse",
@@ -223,7 +223,7 @@ def test_a_run_with_central_noise_survives_dropouts_as_failed_rounds():
 
 
 def test_bad_data_of_a_private_run_are_refused_before_the_first_round(monkeypatch):
-    import bilateral.engine.in_process as engine
+    import bilateral.runs.rounds.in_process as engine
 
     loaded = engine.load_federation(plan(**SOUND))
     loaded.shares["client-2"].inputs[3, 0] = float("nan")

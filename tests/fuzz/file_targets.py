@@ -25,10 +25,10 @@ from tests.data.image_files import (
     write_svhn_mat,
 )
 from tests.data.test_tabular import ADDITIONAL_HEADER, HOSPITALS, heart_row, twenty_customers, write
-from tests.engine.test_in_process import plan as small_plan
 from tests.fuzz.formats import checkpoint_mutation, mat_mutation, pickle_mutation, safetensors_mutation, zip_mutation
 from tests.fuzz.mutations import Mutation, blind, json_mutation, toml_mutation
 from tests.fuzz.target import Target
+from tests.runs.rounds.test_in_process import plan as small_plan
 
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.auditor import stored_plan, stored_result
@@ -36,13 +36,13 @@ from bilateral.data import load_dataset
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.event_tail import EventTail
 from bilateral.engine.events import read_events
-from bilateral.engine.export import export_run, load_exported
-from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
-from bilateral.engine.remote.conductor import _read_counts
 from bilateral.engine.run_status import read_run
 from bilateral.protocols.noise.round_counter import FileCounter
+from bilateral.runs.hetero.plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
+from bilateral.runs.rounds.conductor import _read_counts
+from bilateral.runs.rounds.export import export_run, load_exported
+from bilateral.runs.rounds.in_process import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -155,11 +155,11 @@ def _resuming_copy(chosen: RunPlan, maker: _Maker) -> Callable[[], object]:
 def _resuming(chosen: RunPlan, path: Path) -> Callable[[], object]:
     """A run that goes on from the checkpoint in `path`: everything up to its next round."""
     from bilateral.engine.federation import load_federation
-    from bilateral.engine.in_process import no_record
-    from bilateral.engine.loop import Lane, RoundLoop
     from bilateral.engine.run_directory import RunDirectory
     from bilateral.engine.setup import make_blueprints
     from bilateral.engine.transcript import Transcript
+    from bilateral.runs.rounds.in_process import no_record
+    from bilateral.runs.rounds.loop import Lane, RoundLoop
 
     federation = load_federation(chosen, None)
     (main,) = make_blueprints([chosen], federation)
@@ -207,11 +207,11 @@ def _card_mutation(data: bytes, rng: Any) -> bytes:
 def _hetero_states(maker: _Maker) -> list[Target]:
     """What the server and a site of a heterogeneous run keep."""
     import torch
-    from tests.engine.remote.test_hetero_record import PLAN, record_at
+    from tests.runs.hetero.test_record import PLAN, record_at
 
-    from bilateral.engine.hetero_directory import HeteroDirectory
-    from bilateral.engine.remote.hetero_record import HeteroRecord
-    from bilateral.engine.remote.hetero_state import SiteState, SiteStore
+    from bilateral.runs.hetero.directory import HeteroDirectory
+    from bilateral.runs.hetero.record import HeteroRecord
+    from bilateral.runs.hetero.state import SiteState, SiteStore
 
     home = maker.folder("hetero")
     directory = HeteroDirectory.create(home / "server", PLAN)
@@ -312,12 +312,13 @@ def _shortened(evidence: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kits_and_jobs(maker: _Maker) -> list[Target]:
-    from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
     from bilateral.engine.flare.job_content import FILES, check_app
     from bilateral.engine.flare.kit_builder import write_new_identity
+    from bilateral.engine.flare.premises import SIMULATION, accepted_plan, plan_of_job
     from bilateral.engine.flare.project_file import Deployment, project_text, read_project
     from bilateral.engine.flare.site_settings import load_site_settings, read_identity
-    from bilateral.engine.flare.surroundings import SIMULATION, accepted_plan, plan_of_job
+    from bilateral.engine.kind import HETERO, ROUNDS
+    from bilateral.engine.remote.hosting import hosted_kind
 
     os.environ[SIMULATION] = "1"
     home = maker.folder("kit")
@@ -351,19 +352,19 @@ def _kits_and_jobs(maker: _Maker) -> list[Target]:
             "plan of a job",
             text,
             (json_mutation, blind),
-            lambda: plan_of_job(text.read_text("utf-8", "replace")).digest(),
+            lambda: plan_of_job(hosted_kind(ROUNDS), text.read_text("utf-8", "replace")).digest(),
         ),
         maker.target(
             "accepted plan",
             text,
             (json_mutation, blind),
-            lambda: accepted_plan(text.read_text("utf-8", "replace"), kit),
+            lambda: accepted_plan(hosted_kind(ROUNDS), text.read_text("utf-8", "replace"), kit),
         ),
         maker.target(
             "hetero plan of a job",
             hetero,
             (json_mutation,),
-            lambda: hetero_plan_of_job(hetero.read_text("utf-8", "replace")),
+            lambda: plan_of_job(hosted_kind(HETERO), hetero.read_text("utf-8", "replace")),
         ),
     ]
 

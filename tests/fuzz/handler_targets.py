@@ -14,17 +14,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.engine.remote.harness import LocalSites, conduct
-from tests.engine.remote.test_site_desk import briefing, desk
-from tests.engine.test_in_process import plan
 from tests.fuzz.formats import field_mutation, wire_mutation
 from tests.fuzz.mutations import blind
 from tests.fuzz.target import Target
+from tests.runs.rounds.harness import LocalSites, conduct
+from tests.runs.rounds.test_desk import briefing, desk
+from tests.runs.rounds.test_in_process import plan
 
-from bilateral.engine.remote.enrolment import Briefing
 from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT
 from bilateral.protocols.wire import decode, encode
+from bilateral.runs.rounds.enrolment import Briefing
 
 SITE = "client-1"
 

@@ -15,14 +15,15 @@ from tests.fuzz.mutations import blind, json_mutation
 from tests.fuzz.target import Target
 
 import bilateral
-from bilateral.engine.remote.enrolment import Briefing, SiteCard
-from bilateral.engine.remote.exchange import REPLY, read_answer
-from bilateral.engine.remote.hetero_messages import REPLY_OF
+from bilateral.engine.remote.edge import REPLY
 from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.wire import decode, encode
+from bilateral.runs.hetero.messages import REPLY_OF
+from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+from bilateral.runs.rounds.remote_exchange import read_answer
 
 SENDER = "mallory"
 

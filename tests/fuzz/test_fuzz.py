@@ -85,8 +85,8 @@ def test_the_guard_sees_what_is_asked_for_and_hidden_behind_a_typed_error():
 
 
 def test_every_type_of_message_is_among_the_examples():
-    from bilateral.engine.remote.hetero_messages import REPLY_OF
     from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
+    from bilateral.runs.hetero.messages import REPLY_OF
 
     assert {*TO_CLIENT, *TO_SERVER, *REPLY_OF, *REPLY_OF.values()} <= {*message_types()}
 

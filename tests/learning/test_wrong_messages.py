@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tests.engine.remote.harness import LocalSites, conduct
+from tests.runs.rounds.harness import LocalSites, conduct
 
 from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.exchange import REPLY
+from bilateral.engine.remote.edge import REPLY
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import NumericalRangeError, ThresholdError
 from bilateral.learning.vocabulary import TO_SERVER

@@ -20,12 +20,12 @@ from tests.audit.samples import (
 from bilateral.audit.auditor import NOT_ASKED, Skipped, stored_result
 from bilateral.audit.ledger import LEDGER
 from bilateral.cli.options import build_plan
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Claim, Guarantee
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.leakage_command import command_for
 from bilateral.report.leakage_page import COMMAND, leakage_page, pictures_beside
+from bilateral.runs.hetero.plan import HeteroPlan
 
 EVIDENCE = [HOLDS, fitted_secrets(), membership(), read_softmax()]
 

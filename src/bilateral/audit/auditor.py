@@ -22,13 +22,13 @@ from bilateral.audit.topics.registry import ABOUT, experiments_for
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.documents import parse_json
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.plan_text import validated
 from bilateral.engine.run_directory import write_json
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.runs.hetero.plan import HeteroPlan
 
 AnyPlan = RunPlan | HeteroPlan
 StyleName = Literal["hardened", "published"]

@@ -14,14 +14,14 @@ from typing import Any, Final, Literal
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.recording import Recording, record
 from bilateral.engine.federation import Federation, load_federation
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.hetero_setup import guarantee_of as hetero_guarantee
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
+from bilateral.runs.hetero.parties import guarantee_of as hetero_guarantee
+from bilateral.runs.hetero.plan import HeteroPlan
 
 EffortName = Literal["smoke", "standard", "thorough"]
 

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from bilateral.audit.threat import AdversaryName
-from bilateral.engine.secure_answers import agreed_keys
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
@@ -35,6 +34,7 @@ from bilateral.protocols.share.prediction.messages import BatchRequest, BlindedV
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import Purpose, SessionTerms, Stream
 from bilateral.randomness import Randomness
+from bilateral.runs.hetero.secure_answers import agreed_keys
 
 M = TypeVar("M", bound=Message)
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
 from bilateral.errors import NumericalRangeError
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.runs.rounds.in_process import run
 
 NO_NOISE = "no claim"
 ONE_ROUND = "one round, as P2 claims"

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bilateral.engine.hetero import run_hetero
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.hetero_result import HeteroProgress
 from bilateral.engine.run_directory import DEFAULT_PARENT
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.in_process import run_hetero
+from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.result import HeteroProgress
 
 STAND_ALONE = "stand-alone"
 DEFAULT_OUTPUT = DEFAULT_PARENT / "bench-heterogeneous"

@@ -34,7 +34,6 @@ from bilateral.cli.options import (
     parse_setting,
     resumed,
 )
-from bilateral.engine.hetero_plan import HeteroPlan, load_hetero_plan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
@@ -42,6 +41,7 @@ from bilateral.report.audit_html import write_html
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.audit_table import audit_tables
 from bilateral.report.leakage_page import leakage_page, pictures_beside
+from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan
 
 BROKEN_CLAIM = 3
 """Exit code of `--strict` unless the plan claims something, and every claim holds."""

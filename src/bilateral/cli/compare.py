@@ -22,9 +22,9 @@ from bilateral.cli.options import (
     build_plan,
     check_writable,
 )
-from bilateral.engine.compare import PROTECTIONS, compare
 from bilateral.errors import PlanError
 from bilateral.protocols.combination import spoken
+from bilateral.runs.rounds.compare import PROTECTIONS, compare
 
 
 def compare_command(

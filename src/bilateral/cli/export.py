@@ -13,11 +13,11 @@ from rich.markup import escape
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
-from bilateral.engine.export import export_run, load_exported
 from bilateral.engine.named_code import check_named_by_user
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
+from bilateral.runs.rounds.export import export_run, load_exported
 
 
 def export_command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,12 +28,14 @@ from bilateral.cli.options import (
     resumed,
 )
 from bilateral.cli.run import IN_PROCESS
-from bilateral.engine.hetero import run_hetero
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
-from bilateral.engine.hetero_result import AVERAGE, HeteroProgress, HeteroResult
+from bilateral.engine.kind import HETERO
 from bilateral.engine.named_code import check_named, code_of
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.in_process import run_hetero
+from bilateral.runs.hetero.plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
+from bilateral.runs.hetero.result import AVERAGE, HeteroProgress, HeteroResult
 
 FLARE_ENGINES = ("flare-sim", "flare-poc")
 
@@ -163,8 +164,13 @@ def _runner(engine: str) -> Callable[..., HeteroResult]:
         return run_hetero
     if engine not in FLARE_ENGINES:
         raise PlanError(f"There is no engine {engine!r}.", remedy=f"Choose {', '.join((IN_PROCESS, *FLARE_ENGINES))}.")
-    run: Callable[..., HeteroResult] = import_flare("hetero_launch").run_hetero_on_flare
-    return partial(run, engine=engine)
+    run = import_flare("launch").run_on_flare
+
+    def on_flare(plan: HeteroPlan, *, on_progress: Callable[[HeteroProgress], None], **settings: Any) -> HeteroResult:
+        result: HeteroResult = run(hosted_kind(HETERO), plan, engine, on_status=on_progress, **settings)
+        return result
+
+    return on_flare
 
 
 def _architectures(text: str) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bilateral.documents import parse_toml
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.runs.hetero.plan import HeteroPlan
 
 AnyPlan = TypeVar("AnyPlan", bound=RunPlan | HeteroPlan)
 PlanArgument = Annotated[

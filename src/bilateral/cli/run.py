@@ -30,15 +30,17 @@ from bilateral.cli.options import (
     check_writable,
     resumed,
 )
-from bilateral.engine.in_process import run
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan
-from bilateral.engine.result import RoundReport
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus
 from bilateral.engine.run_story import SiteState
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
+from bilateral.runs.rounds.in_process import run
+from bilateral.runs.rounds.result import RoundReport
 
 IN_PROCESS = "in-process"
 
@@ -194,12 +196,13 @@ def _run(
             remedy=f"Choose {', '.join((IN_PROCESS, *get_args(launch.FlareEngine)))}.",
         )
     result: _Result = launch.run_on_flare(
+        hosted_kind(ROUNDS),
         plan,
         engine,
         output=output,
         data_dir=data_dir,
         resume=resume,
-        reference=reference,
+        options={"reference": reference},
         on_status=lambda status: bar.update(status.round, status.num_rounds, _status_note(status)),
         on_note=bar.note,
         should_stop=lambda: bool(interrupted),

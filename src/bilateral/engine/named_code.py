@@ -13,12 +13,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from bilateral.arguments import checked
 from bilateral.engine import plan as plans
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import CheckpointError
+
+
+class NamesCode(Protocol):
+    """A plan that says by itself what it names."""
+
+    def names(self) -> dict[str, str]:
+        """Data and models, by the option that names them; several models with commas between."""
+        ...
 
 
 def is_own_code(name: str) -> bool:
@@ -26,13 +34,12 @@ def is_own_code(name: str) -> bool:
     return ":" in name
 
 
-def code_of(plan: RunPlan | HeteroPlan) -> dict[str, str]:
+def code_of(plan: RunPlan | NamesCode) -> dict[str, str]:
     """What a plan would run besides this package, by the option that names it."""
     if isinstance(plan, RunPlan):
         found: dict[str, str] = {"data": plan.data.name, "model": plan.model.name}
     else:
-        names = dict.fromkeys(one.name for one in plan.clients.architectures)
-        found = {"data": plan.data.name, "models": ",".join(names)}
+        found = plan.names()
     return {what: name for what, name in found.items() if is_own_code(name)}
 
 
@@ -47,7 +54,7 @@ def load_plan(path: str | Path, *, code: Sequence[str] = ()) -> RunPlan:
 
 
 def check_named(
-    source: str | Path, plan: RunPlan | HeteroPlan, by_user: Iterable[str | None], command: Sequence[str] = ()
+    source: str | Path, plan: RunPlan | NamesCode, by_user: Iterable[str | None], command: Sequence[str] = ()
 ) -> None:
     """Refuse a stored plan with functions that the caller has not named. `command`: what the caller asked for."""
     given = {part for name in by_user if name is not None for part in (name, *name.split(","))}

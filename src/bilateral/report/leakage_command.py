@@ -7,9 +7,9 @@ import shlex
 from typing import Any
 
 from bilateral.audit.auditor import AuditResult
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.report.audit_html import flat
+from bilateral.runs.hetero.plan import HeteroPlan
 
 
 def command_for(result: AuditResult, output: str) -> str:

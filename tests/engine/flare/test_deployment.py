@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from bilateral.engine.flare.premises import SIMULATION
 
 from bilateral.engine.events import read_events
 from bilateral.engine.federation import member_names
@@ -21,11 +22,10 @@ from bilateral.engine.flare.deployment import add_plan, deploy, warnings_of
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_edge import NOT_ACCEPTED
 from bilateral.engine.flare.site_settings import DataSettings, load_site_settings
-from bilateral.engine.flare.surroundings import SIMULATION
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import load_plan, parse_plan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.errors import DataError, DeploymentError, PlanError
+from bilateral.runs.rounds.in_process import run
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to"
 SITES = {"hospital-a": 100, "hospital-b": 150, "hospital-c": 205}

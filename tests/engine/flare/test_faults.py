@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from tests.engine.remote.harness import undisturbed, weights_in
-from tests.engine.test_in_process import plan
+from tests.runs.rounds.harness import undisturbed, weights_in
+from tests.runs.rounds.test_in_process import plan
 
 from bilateral.engine.event_tail import EventTail
 from bilateral.engine.events import RoundDone, RoundFailed, RunStarted, SiteMissed, SiteReturned

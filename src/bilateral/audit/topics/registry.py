@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from bilateral.audit.experiment import Experiment
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Subject
+from bilateral.runs.hetero.plan import HeteroPlan
 
 _ON_UPLOADS: Final = ("single uploads", 0, 3, 6)
 ABOUT: Final[Mapping[str, tuple[Subject | int, ...]]] = {

@@ -17,7 +17,7 @@ from nvflare.collab import CollabCallError, collab
 
 from bilateral.engine.flare.premises import ServerPremises, open_server
 from bilateral.engine.kind import Result, Sites
-from bilateral.engine.remote.exchange import SiteSilentError
+from bilateral.engine.remote.edge import SiteSilentError
 from bilateral.engine.remote.hosting import Advance
 
 log = logging.getLogger("bilateral.server")

@@ -11,8 +11,9 @@ the plan from the job and nothing else: data, keys and budget are its own.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from bilateral.randomness import SecureRandomness
 from bilateral.version import __version__
 
 SIMULATION = "BILATERAL_SIMULATION"
+_FACTS = "facts"
 _SUBMIT = "Submit it with `bilateral submit`."
 
 
@@ -81,14 +83,16 @@ def kit_settings(workspace: Any) -> SiteSettings:
     return load_site_settings(root.parent / SETTINGS_FILE)
 
 
-def open_site(name: str, workspace: Any, kind_name: str, plan: str, *, facts: str, stores: str, data_dir: str) -> SiteParty:
+def open_site(
+    name: str, workspace: Any, kind_name: str, plan: str, *, facts: str, stores: str, data_dir: str
+) -> SiteParty:
     """The site in whose process we are. All texts but `name` are the job's."""
     kind = hosted_kind(kind_name)
     if is_simulation():
         around = SiteAround(
             __version__,
             data_dir=Path(data_dir) if data_dir else None,
-            options=_values(facts, "facts"),
+            options=_facts(facts),
             store=Path(stores) / name if stores else None,
         )
         return kind.site(name, plan_of_job(kind, plan), around)
@@ -116,7 +120,7 @@ def open_server(
     kind = hosted_kind(kind_name)
     if is_simulation():
         folder = Path(data_dir) if data_dir else None
-        around = ServerAround(engine, __version__, data_dir=folder, options=_values(facts, "facts"))
+        around = ServerAround(engine, __version__, data_dir=folder, options=_facts(facts))
         return ServerPremises(kind, plan_of_job(kind, plan), Path(output), around)
     settings = kit_settings(workspace)
     chosen = accepted_plan(kind, plan, settings)  # the server opens data too, with the loader that the plan names
@@ -130,7 +134,7 @@ def open_server(
         make_secrets=own,
         data_dir=settings.data_directory,
         data_settings=settings.data.options,
-        options=_values(facts, "facts"),
+        options=_facts(facts),
     )
     return ServerPremises(kind, chosen, settings.run_directory(output), around)
 
@@ -144,6 +148,18 @@ def server_secrets(settings: SiteSettings, names: Sequence[str]) -> Secrets:
             remedy="Provision the deployment for this plan.",
         )
     return OwnSecrets(SecureRandomness().random_bytes(RUN_ID_BYTES), pinned)
+
+
+def text_of_facts(facts: Mapping[str, Any]) -> str:
+    """How a job carries them. FLARE takes an object without another one in it for a reference to its own settings."""
+    return json.dumps({_FACTS: dict(facts)})
+
+
+def _facts(text: str) -> dict[str, Any]:
+    facts = _values(text, "facts").get(_FACTS)
+    if not isinstance(facts, dict):
+        raise PlanError("The job's facts are not an object.", remedy=_SUBMIT)
+    return facts
 
 
 def _values(text: str, what: str) -> dict[str, Any]:

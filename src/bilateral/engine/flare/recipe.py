@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from nvflare.collab import CollabRecipe
 
 from bilateral.engine.flare.coordinator import Coordinator
+from bilateral.engine.flare.premises import text_of_facts
 from bilateral.engine.flare.site import Site
 from bilateral.engine.remote.hosting import hosted_kind
 
@@ -34,7 +34,7 @@ def make_recipe(
     output: str,
     *,
     engine: str,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, Any] | None = None,
     stores: Path | None = None,
     data_dir: Path | None = None,
     min_sites: int = 1,
@@ -47,7 +47,7 @@ def make_recipe(
     `facts`, `stores`, `data_dir`: see `Site`. `coordinator` and `site`: the two ends; a benchmark has its own, which no
     kit of a deployment lists.
     """
-    text, told, folder = plan.model_dump_json(), json.dumps(dict(facts)), str(data_dir) if data_dir else ""
+    text, told, folder = plan.model_dump_json(), text_of_facts(facts or {}), str(data_dir) if data_dir else ""
     return CodelessRecipe(
         name,
         server=coordinator(kind, text, told, output, engine, folder),

@@ -6,6 +6,7 @@ It runs in the site's own process, from the `bilateral` that is installed there;
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
@@ -34,18 +35,28 @@ class Site:
     @collab.publish
     def deliver(self, lane: int, number: int, packet: list[bytes]) -> dict[str, Any]:
         """A packet of messages; the answer holds what the site replies."""
-        return ask_desk(collab.caller, self._open, lambda party: party.deliver(lane, number, packet))
+        return self._deliver(lane, number, packet)
 
     @collab.publish
     def is_idle(self) -> bool:
         """Is the site there, with nothing left to do?"""
         return self._party is None or self._party.is_idle()
 
+    def _deliver(self, lane: int, number: int, packet: list[bytes]) -> dict[str, Any]:
+        return ask_desk(collab.caller, self._open, lambda party: party.deliver(lane, number, packet))
+
+    def _name(self) -> str:
+        return str(collab.site_name)
+
+    def _job_folder(self) -> Path:
+        """The job's own directory, which goes with the job."""
+        return Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id()))
+
     def _open(self) -> SiteParty:
         with self._lock:
             if self._party is None:
                 self._party = open_site(
-                    collab.site_name,
+                    self._name(),
                     collab.workspace,
                     self.kind,
                     self.plan,

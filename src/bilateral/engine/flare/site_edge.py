@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from bilateral.engine.remote.exchange import REFUSED
+from bilateral.engine.remote.edge import REFUSED
 from bilateral.errors import BilateralError, PlanNotAcceptedError
 
 log = logging.getLogger("bilateral.site")

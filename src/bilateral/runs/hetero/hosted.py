@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.hetero_directory import HeteroDirectory
-from bilateral.engine.hetero_plan import HeteroPlan, parse_hetero_plan
-from bilateral.engine.hetero_result import HeteroProgress, HeteroResult
-from bilateral.engine.hetero_setup import deal, make_client
 from bilateral.engine.kind import ServerAround, SiteAround, SiteParty, Sites
-from bilateral.engine.remote.hetero_conductor import HeteroConductor
-from bilateral.engine.remote.hetero_desk import HeteroSiteDesk
-from bilateral.engine.remote.hetero_record import HeteroRecord, PublicFacts
 from bilateral.engine.remote.hosting import Advance, Quorum
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.conductor import HeteroConductor
+from bilateral.runs.hetero.desk import HeteroSiteDesk
+from bilateral.runs.hetero.directory import HeteroDirectory
+from bilateral.runs.hetero.parties import deal, make_client
+from bilateral.runs.hetero.plan import HeteroPlan, parse_hetero_plan
+from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
+from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 
 ANSWER_SECONDS = 600.0
 """How long a site may take to be there when a job begins: many processes start on few cores."""

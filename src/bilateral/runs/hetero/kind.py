@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from bilateral.engine.kind import HETERO
 from bilateral.runs.hetero.hosted import HostedHetero
 
@@ -15,9 +13,9 @@ class HeteroKind(HostedHetero):
     plan's seed: whoever knows the plan would know them.
     """
 
-    name: Final = HETERO
-    command: Final = "hetero"
-    deployable: Final = False
+    name: str = HETERO
+    command: str = "hetero"
+    deployable: bool = False
 
 
 KIND = HeteroKind()

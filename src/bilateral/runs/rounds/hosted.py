@@ -13,18 +13,18 @@ from bilateral.engine.checkpoint import matching_checkpoint
 from bilateral.engine.federation import member_names, needs_sample_counts
 from bilateral.engine.kind import ENROLMENT, ServerAround, SiteAround, SiteParty, Sites
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
-from bilateral.engine.remote.conductor import Conductor, sites_needed
-from bilateral.engine.remote.enrolment import Briefing
-from bilateral.engine.remote.exchange import REFUSED
+from bilateral.engine.remote.edge import refusal
 from bilateral.engine.remote.hosting import Advance, Quorum
-from bilateral.engine.remote.site_desk import SiteDesk
-from bilateral.engine.result import RoundReport, RunResult
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunReader, RunStatus
 from bilateral.engine.secrets import Secrets, SimulatedSecrets
 from bilateral.engine.setup import REFERENCE
 from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.noise.round_counter import FileCounter
+from bilateral.runs.rounds.conductor import Conductor, sites_needed
+from bilateral.runs.rounds.desk import SiteDesk
+from bilateral.runs.rounds.enrolment import Briefing
+from bilateral.runs.rounds.result import RoundReport, RunResult
 
 REFERENCE_OPTION = "reference"
 _INTRODUCE, _BRIEF = 0, 1
@@ -199,7 +199,7 @@ class EnrolledSite:
             return self.desk.introduce()
         if number == _BRIEF and isinstance(packet, list | tuple) and len(packet) == 1:
             return self.desk.brief(packet[0])
-        return {REFUSED: "the packet is malformed."}
+        return refusal("the packet is malformed.")
 
     def is_idle(self) -> bool:
         return self.desk.is_idle()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from bilateral.engine.kind import ROUNDS
 from bilateral.runs.rounds.hosted import HostedRounds
 
@@ -11,9 +9,9 @@ from bilateral.runs.rounds.hosted import HostedRounds
 class RoundsKind(HostedRounds):
     """Clients train one model together, round by round."""
 
-    name: Final = ROUNDS
-    command: Final = "run"
-    deployable: Final = True
+    name: str = ROUNDS
+    command: str = "run"
+    deployable: bool = True
 
 
 KIND = RoundsKind()

@@ -15,13 +15,13 @@ from bilateral.audit.topics.shared.shared_games import hiding_experiment, single
 from bilateral.audit.topics.shared.shared_setting import prepare
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.protocols.share.gates import comparison
 from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.prediction import parties as prediction
 from bilateral.protocols.share.ring.streams import SessionTerms, Stream
 from bilateral.randomness import SeededRandomness
+from bilateral.runs.hetero.plan import HeteroPlan
 
 SERVER, ANSWERER = "shared prediction, server", "shared prediction, answering party"
 MASKS = ("weights", "input", "linear", "output")

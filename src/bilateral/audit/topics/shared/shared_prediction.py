@@ -19,8 +19,8 @@ from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.topics.shared.shared_sizes import sizes_experiment
 from bilateral.audit.topics.shared.shared_sureness import sureness_experiment
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.runs.hetero.plan import HeteroPlan
 
 _Step = Callable[[SharedSetting, Progress], list[Evidence]]
 _SIZES: Final[tuple[tuple[_Step, float], ...]] = (

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from bilateral.audit.experiment import Effort
 from bilateral.audit.shared_views import SharedParties, blinded_numbers, querying_view
 from bilateral.data import Split
-from bilateral.engine.hetero_plan import HeteroPlan
-from bilateral.engine.hetero_setup import answerers_of, deal, make_client
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import ComparisonStyle
 from bilateral.randomness import Randomness
+from bilateral.runs.hetero.parties import answerers_of, deal, make_client
+from bilateral.runs.hetero.plan import HeteroPlan
 
 Progress = Callable[[float, str], None]
 Seen = Mapping[str, Sequence[Tensor]]

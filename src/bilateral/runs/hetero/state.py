@@ -1,0 +1,92 @@
+"""What a site of a heterogeneous run keeps on its own disk: its network, the sums that wait, and how far it is.
+
+A site has 1 + 2 x iterations stages of its own: it trains; in every iteration it asks, then it retrains. The state is
+written after each of them, before the server hears of it, and never leaves the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
+from bilateral.errors import CheckpointError
+from bilateral.runs.hetero.plan import HeteroPlan
+
+_MODEL, _SUMS = "model/", "sums"
+
+
+def num_stages(plan: HeteroPlan) -> int:
+    """Of one site."""
+    return 1 + 2 * plan.iterations
+
+
+def asking_stage(iteration: int) -> int:
+    """How many stages a site has done when it is about to ask; it has retrained before, or trained alone."""
+    return 2 * iteration - 1
+
+
+def num_measured(stage: int) -> int:
+    """How often a site was measured in its first `stage` stages."""
+    return (stage + 1) // 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteState:
+    """After `stage` stages. `sums`: answers that were not learned from yet; None except between asking and retraining.
+
+    `accuracies` and `num_queries`: trained alone (no queries), then after every iteration.
+    """
+
+    stage: int = 0
+    model: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: Tensor | None = None
+    accuracies: Sequence[float] = ()
+    num_queries: Sequence[int] = ()
+
+
+class SiteStore:
+    """The state of one site in one run, in a directory that only this site uses."""
+
+    def __init__(self, path: Path, plan: HeteroPlan) -> None:
+        self._path = path
+        self._plan = plan
+
+    def load(self) -> SiteState:
+        """What was kept last; a fresh state if there is nothing yet."""
+        if not self._file.exists():
+            return SiteState()
+        found = matching_checkpoint(self._plan.digest(), self._file)
+        model = {k.removeprefix(_MODEL): t for k, t in found.tensors.items() if k.startswith(_MODEL)}
+        with putting_back(self._file):
+            state = SiteState(
+                found.next_round,
+                model,
+                found.tensors.get(_SUMS),
+                [float(row["accuracy"]) for row in found.rows],
+                [int(row["queries"]) for row in found.rows],
+            )
+        waits = state.stage > 0 and state.stage % 2 == 0
+        if len(state.accuracies) != num_measured(state.stage) or (state.sums is not None) != waits:
+            raise CheckpointError(f"{self._file} is not a state that a site keeps.", remedy="Start a new run.")
+        return state
+
+    def save(self, state: SiteState) -> None:
+        """Replace what was kept, atomically."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        tensors = {f"{_MODEL}{key}": tensor for key, tensor in state.model.items()}
+        if state.sums is not None:
+            tensors[_SUMS] = state.sums
+        rows: list[dict[str, Any]] = [
+            {"accuracy": accuracy, "queries": queries}
+            for accuracy, queries in zip(state.accuracies, state.num_queries, strict=True)
+        ]
+        save_checkpoint(Checkpoint(self._plan.digest(), state.stage, tensors, rows), self._file)
+
+    @property
+    def _file(self) -> Path:
+        return self._path / "checkpoint.safetensors"

@@ -1,0 +1,307 @@
+"""The server in one term of a run: enrols the sites that are there, then drives the round loop over them.
+
+A run is a directory; a term is one life of the server's process in it. Every round is in the checkpoint before the next
+begins, so that the next term goes on with no round lost or applied twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bilateral.documents import parse_json
+from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
+from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
+from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.edge import MAX_REASON, REFUSED, REPLY, SiteSilentError
+from bilateral.engine.run_directory import RunDirectory, write_json
+from bilateral.engine.secrets import Secrets
+from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
+from bilateral.engine.transcript import Transcript
+from bilateral.errors import BilateralError, CheckpointError, ProtocolError, SitesMissingError
+from bilateral.protocols.wire import decode, digest, encode
+from bilateral.runs.rounds.attendance import Attendance
+from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+from bilateral.runs.rounds.in_process import no_record
+from bilateral.runs.rounds.loop import Lane, RoundLoop
+from bilateral.runs.rounds.remote_exchange import RemoteExchange, SiteCall, Tickets, Timing
+from bilateral.runs.rounds.result import RoundReport, RunResult
+
+MAX_SAMPLES = 10**9
+LOCK_PATIENCE = 60.0
+"""How long a new term waits for the process of the last one to be gone."""
+MakeSecrets = Callable[[int, Sequence[str]], Secrets]
+"""The server's secrets for a term, given its number and the members."""
+
+
+class Sites(Protocol):
+    """The transport, as the server sees it. All of it may raise `SiteSilentError` and is called from many threads."""
+
+    @property
+    def call(self) -> SiteCall:
+        """A packet to a site."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """The sites of this term."""
+        ...
+
+    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]: ...
+
+    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]: ...
+
+    def ping(self, site: str) -> bool | None: ...
+
+
+@dataclass
+class Conductor:
+    """One term. `conduct` returns when the plan is done, or after a round when `should_stop` says so."""
+
+    plan: RunPlan
+    path: Path
+    sites: Sites
+    make_secrets: MakeSecrets
+    version: str
+    engine: str
+    reference: bool = False
+    data_dir: Path | None = None
+    data_settings: Mapping[str, Any] = field(default_factory=dict)
+    on_round: Callable[[RoundReport], None] = lambda _: None
+    should_stop: Callable[[], bool] = lambda: False
+    on_exchange: Callable[[Timing], None] = lambda _: None
+    ping_after: float = 3.0
+
+    def conduct(self) -> RunResult:
+        directory = RunDirectory.create_or_open(self.path, self.plan)
+        # A conversation and a call a site, and calls to dead sites that have not timed out yet.
+        workers = 8 * max(len(self.sites.names()), 1)
+        with directory.locked(LOCK_PATIENCE), _pool(workers) as pool:
+            directory.clear_stop()
+            checkpoint = None
+            if directory.checkpoint.exists():
+                checkpoint = matching_checkpoint(self.plan.digest(), directory.checkpoint)
+            try:
+                loop, attendance = self._prepare(directory, pool, checkpoint)
+            except BilateralError as error:
+                directory.tell(RunEnded(checkpoint.next_round if checkpoint else 0, False, str(error)))
+                raise
+            try:
+                return loop.run()
+            finally:
+                attendance.close()
+
+    def _prepare(
+        self, directory: RunDirectory, pool: ThreadPoolExecutor, checkpoint: Checkpoint | None
+    ) -> tuple[RoundLoop, Attendance]:
+        """Enrol the sites, build the server's side, and put the checkpoint back."""
+        term = 0 if checkpoint is None else int(checkpoint.counters["term"]) + 1
+        enrolment = _Enrolment(self, directory, pool)
+        federation = enrolment.federation()
+        names = federation.names
+        secrets = self.make_secrets(term, names)
+        blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
+        enrolled = enrolment.brief(blueprints[0], secrets, term)  # and binds the secrets, before any is used
+        enrolment.check_enough(enrolled, sites_needed(self.plan, len(names)))
+        stop = partial(self._is_asked_to_stop, directory)
+        attendance = Attendance(
+            enrolled,
+            self.sites.ping,
+            directory.tell,
+            sites_needed(self.plan, len(names)),
+            self.plan.federation.patience,
+            stop,
+            all_invited=self.plan.masks(len(names)) == "float",
+        )
+        transcript = Transcript()
+        way = partial(
+            RemoteExchange,
+            call=self.sites.call,
+            ping=self.sites.ping,
+            attendance=attendance,
+            pool=pool,
+            tickets=Tickets(),
+            timeout=self.plan.federation.timeout,
+            ping_after=self.ping_after,
+            on_exchange=self.on_exchange,
+        )
+        lanes = [
+            Lane(blueprint.server(), way(lane=number, record=no_record if number else transcript.record))
+            for number, blueprint in enumerate(blueprints)
+        ]
+        loop = RoundLoop(
+            self.plan,
+            names,
+            federation.test_data,
+            federation.problem.loss,
+            lanes[0],
+            lanes[1] if len(lanes) > 1 else None,
+            directory,
+            transcript,
+            engine=self.engine,
+            checkpoint_every=1,
+            gather=attendance.gather,
+            on_contributors=attendance.contributed,
+            on_round=self.on_round,
+            should_stop=stop,
+        )
+        if checkpoint is not None:
+            loop.resume(checkpoint)
+        return loop, attendance
+
+    def _is_asked_to_stop(self, directory: RunDirectory) -> bool:
+        return self.should_stop() or directory.stop_requested
+
+    def _plans(self, checkpoint: Checkpoint | None) -> list[RunPlan]:
+        """The plan, and FedSGD beside it if that was asked for when the run began."""
+        wanted = self.reference
+        if checkpoint is not None:
+            wanted = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
+        bare = reference_plan(self.plan)
+        return [self.plan, bare] if wanted and bare != self.plan else [self.plan]
+
+
+@dataclass
+class _Enrolment:
+    """Who takes part in a term, and the facts that they are told."""
+
+    conductor: Conductor
+    directory: RunDirectory
+    pool: ThreadPoolExecutor
+    _cards: dict[str, SiteCard] = field(default_factory=dict)
+    _new_counts: dict[str, int] | None = None
+    _troubles: dict[str, str] = field(default_factory=dict)
+
+    def federation(self) -> Federation:
+        """The server's own view, with the members' sample counts where the plan needs them."""
+        around = self.conductor
+        view = load_server_view(around.plan, around.data_dir, around.data_settings)
+        unknown = sorted(set(around.sites.names()) - set(view.names))
+        for name in unknown:
+            self.directory.tell(MessageRefused(name, 0, f"{name} is not a site of this plan."))
+        present = [name for name in view.names if name in around.sites.names()]
+        self._cards = self._ask(present, lambda site: around.sites.introduce(site, around.plan.federation.timeout))
+        counts = self._sample_counts(view.names) if needs_sample_counts(around.plan) else dict.fromkeys(view.names, 0)
+        return view.with_members(counts)
+
+    def brief(self, blueprint: Blueprint, secrets: Secrets, term: int) -> list[str]:
+        """Tell every site the facts; returns those that are ready."""
+        around, federation = self.conductor, blueprint.federation
+        problem = federation.problem
+        facts = Briefing(
+            around.plan.digest(),
+            secrets.run_id,
+            term,
+            tuple(member.name for member in federation.members),
+            tuple(member.num_samples for member in federation.members),
+            problem.dataset,
+            problem.task,
+            tuple(problem.input_shape),
+            problem.num_outputs,
+            problem.loss,
+            torch.tensor(blueprint.term_scales, dtype=torch.float64),
+        )
+        briefing = encode(facts)
+        secrets.bind(digest(facts))
+        if self._new_counts is not None:  # everything could be built from them: they are the run's
+            write_json(self._counts_file, self._new_counts)
+        timeout = around.plan.federation.timeout
+        return list(self._ask(list(self._cards), lambda site: around.sites.brief(site, briefing, timeout)))
+
+    @property
+    def _counts_file(self) -> Path:
+        return self.directory.path / "members.json"
+
+    def check_enough(self, enrolled: Sequence[str], needed: int) -> None:
+        """Whoever is not enrolled joins with the next term at the earliest, so waiting in this one is in vain."""
+        if len(enrolled) < needed:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in self._troubles.items())
+            raise SitesMissingError(
+                f"{len(enrolled)} sites are ready, {needed} are needed. {reasons}".strip(),
+                remedy="Bring the sites back, or see to what they refuse; then resume.",
+            )
+
+    def _sample_counts(self, names: Sequence[str]) -> dict[str, int]:
+        """Every member's, told in the first term and kept since: what a run spends must not depend on who is there."""
+        if self._counts_file.exists():
+            return _read_counts(self._counts_file, names)
+        if missing := [name for name in names if name not in self._cards]:
+            raise SitesMissingError(
+                f"This plan's accounting needs every site's number of samples; {', '.join(missing)} told none.",
+                remedy="Start the run when all its sites are there; later they may come and go.",
+            )
+        counts = {name: self._cards[name].num_samples for name in names}
+        self._new_counts = counts
+        return counts
+
+    def _ask(self, sites: Sequence[str], ask: Callable[[str], Mapping[str, Any]]) -> dict[str, SiteCard]:
+        """The cards of those that answer as they should, in order; the others are told of."""
+        futures = {site: self.pool.submit(ask, site) for site in sites}
+        cards: dict[str, SiteCard] = {}
+        for site, future in futures.items():
+            try:
+                cards[site] = self._card(site, future.result())
+            except SiteSilentError as error:
+                self._troubles[site] = str(error)[:MAX_REASON]
+                self.directory.tell(SiteMissed(site, 0, "enrolment", self._troubles[site]))
+            except ProtocolError as error:
+                self._troubles[site] = str(error)[:MAX_REASON]
+                self.directory.tell(MessageRefused(site, 0, self._troubles[site]))
+        return cards
+
+    def _card(self, site: str, answer: Mapping[str, Any]) -> SiteCard:
+        if not isinstance(answer, Mapping) or not isinstance(data := answer.get(REPLY), bytes):
+            reason = answer.get(REFUSED) if isinstance(answer, Mapping) else None
+            raise ProtocolError(f"{site} cannot take part: {reason if isinstance(reason, str) else 'no card'}")
+        card = decode(data, [SiteCard], site)
+        around = self.conductor
+        if card.plan_digest != around.plan.digest():
+            raise ProtocolError(f"{site} runs another plan than the server.", remedy="Submit the job anew.")
+        if card.version != around.version:
+            raise ProtocolError(
+                f"{site} runs bilateral {card.version}, the server {around.version}.",
+                remedy="Install the same version.",
+            )
+        if needs_sample_counts(around.plan) != (card.num_samples > 0) or card.num_samples > MAX_SAMPLES:
+            raise ProtocolError(f"{site} told {card.num_samples} samples, which does not fit the plan.")
+        return card
+
+
+def _read_counts(path: Path, names: Sequence[str]) -> dict[str, int]:
+    """What was told in the first term."""
+    try:
+        counts = parse_json(path.read_bytes())
+        found = {name: int(counts[name]) for name in names}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{path} does not say how many samples each site has: {type(error).__name__}.",
+            remedy="The accounting of this run rests on it: restore it, or start a new run.",
+        ) from error
+    return found
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls to sites; the end does not wait for calls to dead ones."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="site")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def sites_needed(plan: RunPlan, num_members: int) -> int:
+    """How many sites a round takes to start: what the plan says, and at least what its sum needs."""
+    invited = plan.federation.num_participants(num_members)
+    masks = plan.masks(num_members)
+    if masks == "float" or plan.noise.mechanism == "published":
+        return invited  # noise that cancels in a full sum only
+    least = max(2, plan.aggregation.settings().threshold_of(invited)) if masks == "ring" else 1
+    return min(max(least, plan.federation.min_sites or 1), invited)

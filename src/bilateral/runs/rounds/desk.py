@@ -1,0 +1,170 @@
+"""A site in one term of a run: it opens its own data, builds its client, and answers one packet at a time.
+
+Nothing that a server sends can make it raise, and nothing about its data goes out but what the protocol says: errors
+about its own data, settings or plan stay in its log, and the server hears only that there was one. When the server
+itself is caught (`AuthenticationError`: other keys, lists or models than the others were shown), the site leaves the
+term for good.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+
+from bilateral.data import Task
+from bilateral.engine.federation import (
+    NUM_CALIBRATION_SAMPLES,
+    Federation,
+    Member,
+    Problem,
+    Share,
+    load_site_share,
+    loss_of,
+    member_names,
+    needs_sample_counts,
+)
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.edge import SiteEdge, log, refusal
+from bilateral.engine.secrets import Secrets
+from bilateral.engine.setup import make_blueprints, reference_plan
+from bilateral.errors import ProtocolError
+from bilateral.learning.client import TrainingClient
+from bilateral.learning.exchange import SERVER
+from bilateral.learning.vocabulary import TO_CLIENT
+from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.wire import decode, digest, encode
+from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+
+MakeSecrets = Callable[[Briefing], Secrets]
+"""The site's secrets for a term: drawn from the plan's seed in a simulation, from the operating system otherwise."""
+
+
+class SiteDesk(SiteEdge):
+    """One site, one term. Called from the transport's threads."""
+
+    def __init__(
+        self,
+        name: str,
+        plan: RunPlan,
+        make_secrets: MakeSecrets,
+        *,
+        version: str,
+        reference: bool = False,
+        data_dir: Path | None = None,
+        data_settings: Mapping[str, Any] | None = None,
+        counter: RoundCounter | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._plan = plan
+        self._make_secrets = make_secrets
+        self._version = version
+        self._reference = reference
+        self._data_dir = data_dir
+        self._data_settings = dict(data_settings or {})
+        self._counter = counter
+        self._share: Share | None = None
+        self._clients: list[TrainingClient] = []
+        self._newest = 0
+        self._waiting = threading.Lock()
+
+    def introduce(self) -> dict[str, Any]:
+        """Open the site's data and say what it runs."""
+        return self._answer(self._introduce)
+
+    def brief(self, data: object) -> dict[str, Any]:
+        """Take the facts of the term and build the client; the answer is the site's card again."""
+        with self._at_work:
+            return self._answer(lambda: self._brief(data))
+
+    def deliver(self, lane: object, ticket: object, packet: object) -> dict[str, Any]:
+        """A packet for the client of a lane. Of several that wait, all but the newest are dropped."""
+        if type(ticket) is not int or type(lane) is not int or not isinstance(packet, list | tuple):
+            return refusal("the packet is malformed.")
+        parts = [data for data in packet if isinstance(data, bytes)]
+        if len(parts) != len(packet):
+            return refusal("the packet is malformed.")
+        with self._waiting:
+            self._newest = max(self._newest, ticket)
+        with self._at_work:
+            if ticket < self._newest:
+                return refusal("a later packet has arrived.")
+            return self._answer(lambda: self._handle(lane, parts))
+
+    def _introduce(self) -> bytes:
+        if self._share is None:
+            self._share = load_site_share(self._plan, self.name, self._data_dir, self._data_settings)
+            log.info("%s opened its data: %d samples", self.name, len(self._share))
+        told = len(self._share) if needs_sample_counts(self._plan) else 0
+        return encode(SiteCard(self._plan.digest(), self._version, told))
+
+    def _brief(self, data: object) -> bytes:
+        card = self._introduce()
+        assert self._share is not None
+        if not isinstance(data, bytes):
+            raise ProtocolError("The briefing is not a message.")
+        if self._clients or self._left:
+            raise ProtocolError(f"{self.name} was briefed before; one briefing a term is taken.")
+        briefing = decode(data, [Briefing], SERVER)
+        federation = self._federation(briefing, self._share)
+        plans = [self._plan]
+        if self._reference and reference_plan(self._plan) != self._plan:
+            plans.append(reference_plan(self._plan))
+        secrets = self._make_secrets(briefing)
+        secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
+        blueprints = make_blueprints(plans, federation, secrets)
+        self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
+        log.info("%s takes part in term %d", self.name, briefing.term)
+        return card
+
+    def _federation(self, briefing: Briefing, share: Share) -> Federation:
+        """The public facts, checked as far as the site can: its plan, its name, its own number of samples."""
+        if briefing.plan_digest != self._plan.digest():
+            raise ProtocolError(f"The server runs another plan than {self.name}.", remedy="Submit the job anew.")
+        expected = member_names(self._plan, self._data_dir)
+        if briefing.members != expected:
+            raise ProtocolError(
+                f"Expected the sites {', '.join(expected)} of the plan, the server named "
+                f"{', '.join(briefing.members)[:500]}."
+            )
+        told = len(share) if needs_sample_counts(self._plan) else 0
+        counts = dict(zip(briefing.members, briefing.num_samples, strict=False))
+        if len(counts) != len(briefing.members) or len(counts) != len(briefing.num_samples):
+            raise ProtocolError("The briefing names a site twice, or not every site's number of samples.")
+        if counts.get(self.name) != told:
+            raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
+        if briefing.loss != loss_of(self._plan, share.task):
+            raise ProtocolError(f"The server says loss {briefing.loss!r}, which is not the plan's.")
+        problem = _problem(briefing, share)
+        problem.check_share(self.name, share)
+        return Federation(problem, tuple(Member(name, count) for name, count in counts.items()), {self.name: share})
+
+    def _handle(self, lane: int, packet: Sequence[bytes]) -> bytes:
+        self.check_in_term()
+        if not 0 <= lane < len(self._clients):
+            raise ProtocolError(f"{self.name} was not briefed for training {lane}.")
+        messages = [decode(data, TO_CLIENT, SERVER) for data in packet]
+        return encode(self._clients[lane].handle(messages))
+
+
+def _problem(briefing: Briefing, share: Share) -> Problem:
+    """What is learned, as the server says."""
+    task, loss, shape = briefing.task, briefing.loss, tuple(briefing.input_shape)
+    if task not in get_args(Task) or loss not in get_args(Loss):
+        raise ProtocolError(f"The briefing names task {task!r} and loss {loss!r}, which are not known here.")
+    if shape != tuple(share.inputs.shape[1:]) or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
+        raise ProtocolError("The briefing's sizes do not fit the site's data.")
+    return Problem(
+        briefing.dataset,
+        cast("Task", task),
+        shape,
+        briefing.num_outputs,
+        cast("Loss", loss),
+        # For tracing; the server's own inputs stay there.
+        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=share.inputs.dtype),
+        term_scales=tuple(briefing.term_scales.tolist()),
+    )

@@ -1,0 +1,308 @@
+"""The rounds of one run, with everything that is written down on the way: the same for every engine.
+
+An engine brings the server's side of the training, an `Exchange` to its clients, and says who is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilateral.data import Split
+from bilateral.engine.checkpoint import Checkpoint, putting_back, restore, save_checkpoint, training_tensors
+from bilateral.engine.events import (
+    Evaluated,
+    Event,
+    MessageRefused,
+    RecoveryChecked,
+    RoundDone,
+    RoundFailed,
+    RunEnded,
+    RunStarted,
+)
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.transcript import Transcript
+from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
+from bilateral.learning.aggregation import Incident
+from bilateral.learning.client import sample_clients
+from bilateral.learning.evaluation import evaluate
+from bilateral.learning.exchange import Exchange
+from bilateral.learning.training import Training, relative_difference
+from bilateral.protocols.perturb.messages import PerturbedModel
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.protocols.perturb.settings import Loss
+from bilateral.randomness import SeededRandomness
+from bilateral.runs.rounds.client_view import client_view
+from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
+
+MAX_FAILED_IN_A_ROW = 10
+MAX_INCIDENTS = 200
+MAX_REASON = 500
+Gather = Callable[[int, Sequence[str]], Sequence[str]]
+"""Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A training and the way to its clients."""
+
+    training: Training
+    exchange: Exchange
+
+
+def everyone(round_index: int, invited: Sequence[str]) -> Sequence[str]:  # noqa: ARG001
+    """Nobody is ever away: clients in this process."""
+    return invited
+
+
+@dataclass
+class RoundLoop:
+    """Rounds from the last checkpoint to the end of the plan.
+
+    `reference`: plain FedSGD over the same contributors, round by round, as a yardstick. `checkpoint_every` 1 makes
+    every round durable before the next begins: killed at any moment, a run goes on with no round lost or applied
+    twice. The line about a round is written before its checkpoint, so a round may be told of twice; the last counts.
+    """
+
+    plan: RunPlan
+    names: Sequence[str]
+    test: Split
+    loss: Loss
+    main: Lane
+    reference: Lane | None
+    directory: RunDirectory | None
+    transcript: Transcript
+    engine: str = "in-process"
+    checkpoint_every: int | None = None
+    gather: Gather = everyone
+    on_contributors: Callable[[Sequence[str]], None] = lambda _: None
+    on_round: Callable[[RoundReport], None] = lambda _: None
+    should_stop: Callable[[], bool] = lambda: False
+    _next_round: int = field(default=0, init=False)
+    _term: int = field(default=0, init=False)
+    _rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _failed: list[FailedRound] = field(default_factory=list, init=False)
+    _seconds_before: float = field(default=0.0, init=False)
+    _largest_difference: float = field(default=0.0, init=False)
+    _num_told: int = field(default=0, init=False)
+    _recovery: RecoveryReport | None = field(default=None, init=False)
+
+    @property
+    def next_round(self) -> int:
+        """Rounds done so far; the index of the next one."""
+        return self._next_round
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Put everything back as it was after the checkpoint's last round."""
+        assert self.directory is not None
+        with putting_back(self.directory.checkpoint):
+            self._restore(checkpoint, self.directory.checkpoint)
+
+    def _restore(self, checkpoint: Checkpoint, path: Path) -> None:
+        restore(self._trainings, checkpoint, path)
+        self._next_round = checkpoint.next_round
+        self._rows = list(checkpoint.rows)
+        self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
+        self.transcript.bytes_down = int(checkpoint.counters["bytes_down"])
+        self.transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self._seconds_before = checkpoint.counters["seconds"]
+        self._largest_difference = checkpoint.counters["largest_difference"]
+        self._term = int(checkpoint.counters["term"]) + 1
+        self._failed = [FailedRound(**failed) for failed in checkpoint.failed]
+        self.main.training.aggregation.incidents.extend(Incident(**incident) for incident in checkpoint.incidents)
+        self._num_told = len(checkpoint.incidents)
+
+    def run(self) -> RunResult:
+        """Go on to the end of the plan, or until `should_stop` says so after a round."""
+        try:
+            return self._run()
+        except BilateralError as error:
+            self._tell_incidents()
+            self.tell(RunEnded(self._next_round, False, str(error)))
+            raise
+
+    def _run(self) -> RunResult:
+        rounds, every = self.plan.training.rounds, self.checkpoint_every or self.plan.training.checkpoint_every
+        started = time.perf_counter()
+        self.tell(RunStarted(self.engine, self._term, self._next_round, rounds, tuple(self.names), self.plan.digest()))
+        self._check_recovery()
+        metrics = self._evaluate(self.main.training)
+        if not self._rows:
+            self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self.tell(Evaluated(0, metrics, 0.0 if self.reference else None))
+            self._write_privacy()
+        self._save(self._seconds_before)  # from here on the directory can be resumed, and the term is counted
+        while self._next_round < rounds:
+            self._advance(self._next_round)
+            self._next_round += 1
+            last = self._next_round == rounds
+            difference = self._difference()
+            if last or self._next_round % self.plan.training.evaluate_every == 0:
+                metrics = self._evaluate(self.main.training)
+                self._rows.append({"round": self._next_round, **metrics, "difference_to_fedavg": difference})
+                self.tell(Evaluated(self._next_round, metrics, difference))
+            stopping = self.should_stop() and not last
+            if last or stopping or self._next_round % every == 0:
+                self._save(self._seconds_before + time.perf_counter() - started)
+            self.on_round(RoundReport(self._next_round, rounds, metrics, difference, len(self._failed)))
+            if stopping:
+                break
+        return self._result(self._seconds_before + time.perf_counter() - started)
+
+    def _check_recovery(self) -> None:
+        """Before anything else, in every term: an evaluation would reset the modes of the model's layers."""
+        began = time.perf_counter()
+        self._recovery = self.main.training.check_recovery()
+        if self._recovery is not None:
+            report = self._recovery
+            self.tell(RecoveryChecked(report.error, report.parameter, report.dtype, time.perf_counter() - began))
+
+    def tell(self, event: Event) -> None:
+        """Append to the run's log, if it has one."""
+        if self.directory is not None:
+            self.directory.tell(event)
+
+    @property
+    def _trainings(self) -> list[Training]:
+        return [lane.training for lane in (self.main, self.reference) if lane is not None]
+
+    def _advance(self, round_index: int) -> None:
+        randomness = SeededRandomness(self.plan.seed, "federation")
+        invited = sample_clients(self.names, self.plan.federation.participation, round_index, randomness)
+        outsiders = self.main.training.aggregation.outsiders()
+        present = self.gather(round_index, [name for name in invited if name not in outsiders])
+        started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
+        try:
+            contributors = self.main.training.advance(round_index, present, self.main.exchange)
+        except ThresholdError as error:
+            self._tell_incidents()
+            self._fail(round_index, error)
+            return
+        self.on_contributors(contributors)
+        self._tell_incidents()
+        self.tell(
+            RoundDone(
+                round_index + 1,
+                round(time.perf_counter() - started, 4),
+                tuple(contributors),
+                (self.transcript.bytes_up - up) / 1e6,
+                (self.transcript.bytes_down - down) / 1e6,
+                _digest(self.main.training.last_gradient),
+            )
+        )
+        if self.reference is not None:  # FedSGD over the same clients
+            self.reference.training.advance(round_index, contributors, self.reference.exchange)
+
+    def _fail(self, round_index: int, error: ThresholdError) -> None:
+        """A round without enough clients is no disaster: the model is untouched. Many in a row are."""
+        self._failed.append(FailedRound(round_index, str(error)))
+        self.tell(RoundFailed(round_index + 1, str(error)))
+        recent = [failed.round_index for failed in self._failed[-MAX_FAILED_IN_A_ROW:]]
+        if recent == list(range(round_index - MAX_FAILED_IN_A_ROW + 1, round_index + 1)):
+            raise ThresholdError(
+                f"{MAX_FAILED_IN_A_ROW} rounds in a row failed, the last one so: {error}",
+                remedy="The model is as it was before them; resume when the clients are back.",
+            )
+
+    def _tell_incidents(self) -> None:
+        incidents = self.main.training.aggregation.incidents
+        for incident in incidents[self._num_told :]:
+            self.tell(MessageRefused(incident.client, incident.round_index + 1, incident.reason[:MAX_REASON]))
+        self._num_told = len(incidents)
+
+    def _incidents(self) -> list[Incident]:
+        """The last ones, cut short: clients wrote them, and may have written much."""
+        recent = self.main.training.aggregation.incidents[-MAX_INCIDENTS:]
+        return [replace(incident, reason=incident.reason[:MAX_REASON]) for incident in recent]
+
+    def _difference(self) -> float | None:
+        if self.reference is None:
+            return None
+        difference = relative_difference(self.main.training.weights(), self.reference.training.weights())
+        self._largest_difference = max(self._largest_difference, difference)
+        return difference
+
+    def _evaluate(self, training: Training) -> dict[str, float]:
+        metrics = evaluate(training.predict, self.test, self.loss)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            raise NumericalRangeError(
+                f"The model's predictions are NaN or infinite after round {self._next_round}.",
+                remedy="Lower the learning rate and start anew.",
+            )
+        return metrics
+
+    def _write_privacy(self) -> None:
+        if self.directory is not None:
+            privacy = self.main.training.privacy
+            self.directory.write_privacy(self.main.training.guarantee.as_dict(), privacy.as_dict() if privacy else None)
+
+    def _save(self, seconds: float) -> None:
+        if self.directory is None:
+            return
+        counters = {
+            "bytes_up": self.transcript.bytes_up,
+            "bytes_down": self.transcript.bytes_down,
+            "num_messages": self.transcript.num_messages,
+            "seconds": seconds,
+            "largest_difference": self._largest_difference,
+            "term": self._term,
+        }
+        save_checkpoint(
+            Checkpoint(
+                self.plan.digest(),
+                self._next_round,
+                training_tensors(self._trainings),
+                self._rows,
+                counters,
+                [asdict(failed) for failed in self._failed],
+                [asdict(incident) for incident in self._incidents()],
+            ),
+            self.directory.checkpoint,
+        )
+        self.directory.write_metrics(self._rows)
+
+    def _result(self, seconds: float) -> RunResult:
+        view, main = None, self.main.training
+        opening = main.server.start_round(self._next_round)
+        if isinstance(opening, PerturbedModel):  # what a client would be sent next
+            view = client_view(main, opening, self.test, self.loss)
+        finished = self._next_round == self.plan.training.rounds
+        result = RunResult(
+            plan=self.plan,
+            model=main.model,
+            metrics=self._evaluate(main),
+            rows=self._rows,
+            rounds=self._next_round,
+            seconds=seconds,
+            transcript=self.transcript,
+            difference_to_fedavg=self._largest_difference if self.reference else None,
+            final_difference_to_fedavg=self._difference(),
+            metrics_of_fedavg=self._evaluate(self.reference.training) if self.reference else None,
+            view=view,
+            guarantee=main.guarantee,
+            privacy=main.privacy,
+            failed=tuple(self._failed),
+            incidents=tuple(self._incidents()),
+            output=self.directory.path if self.directory else None,
+            finished=finished,
+            recovery=self._recovery,
+        )
+        if self.directory is not None:
+            self.directory.write_result(result.as_dict())
+        self.tell(RunEnded(self._next_round, finished, "the plan's rounds are done" if finished else "asked to stop"))
+        return result
+
+
+def _digest(gradient: Tensor | None) -> str:
+    if gradient is None:
+        return ""
+    return hashlib.sha256(gradient.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,89 @@
+"""What there is to tell of a run: after every round, and at its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.transcript import Transcript
+from bilateral.learning.aggregation import Incident
+from bilateral.learning.evaluation import main_metric
+from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.runs.rounds.client_view import ClientView
+
+
+@dataclass(frozen=True)
+class FailedRound:
+    """A round that could not be unmasked; it changed nothing."""
+
+    round_index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What there is to tell after a round; metrics are of the last evaluation."""
+
+    round_index: int
+    num_rounds: int
+    metrics: dict[str, float]
+    difference_to_fedavg: float | None
+    num_failed: int = 0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished (or interrupted) run."""
+
+    plan: RunPlan
+    model: nn.Module
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+    rounds: int
+    seconds: float
+    transcript: Transcript
+    difference_to_fedavg: float | None
+    """Largest relative difference of the weights to FedSGD's, over all rounds."""
+    final_difference_to_fedavg: float | None
+    metrics_of_fedavg: dict[str, float] | None
+    view: ClientView | None
+    guarantee: Guarantee
+    privacy: PrivacyReport | None
+    """What was spent, if the plan adds noise."""
+    failed: tuple[FailedRound, ...]
+    """Rounds that had too few clients."""
+    incidents: tuple[Incident, ...]
+    """Messages that were refused, and from whom."""
+    output: Path | None
+    finished: bool
+    recovery: RecoveryReport | None = None
+    """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+
+    def as_dict(self) -> dict[str, Any]:
+        metric, value = main_metric(self.metrics)
+        return {
+            "metric": metric,
+            "metric_value": value,
+            "metrics": self.metrics,
+            "metrics_of_fedavg": self.metrics_of_fedavg,
+            "rounds": self.rounds,
+            "finished": self.finished,
+            "seconds": round(self.seconds, 3),
+            "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
+            "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "recovery_error": self.recovery.error if self.recovery else None,
+            "difference_to_fedavg": self.difference_to_fedavg,
+            "final_difference_to_fedavg": self.final_difference_to_fedavg,
+            "client_view": self.view.as_dict() if self.view else None,
+            "rounds_failed": [asdict(failed) for failed in self.failed],
+            "incidents": [asdict(incident) for incident in self.incidents],
+            "privacy": self.privacy.as_dict() if self.privacy else None,
+            "guarantee": self.guarantee.as_dict(),
+            "output": str(self.output) if self.output else None,
+        }

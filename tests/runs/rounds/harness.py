@@ -1,0 +1,151 @@
+"""Sites in this process behind the real transport interface, with faults on demand; and the run they should equal."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.federation import load_federation, member_names
+from bilateral.engine.remote.edge import SiteSilentError
+from bilateral.engine.secrets import SimulatedSecrets
+from bilateral.engine.setup import make_blueprint
+from bilateral.errors import ThresholdError
+from bilateral.learning.exchange import SERVER
+from bilateral.learning.vocabulary import TO_CLIENT, stage_of
+from bilateral.protocols.wire import decode
+from bilateral.runs.rounds.conductor import Conductor
+from bilateral.runs.rounds.desk import SiteDesk
+
+VERSION = "test"
+ONE_AT_A_TIME = threading.RLock()
+"""Sites are processes elsewhere; torch's tracing and its global generator are not made for several in one process."""
+
+
+class Killed(BaseException):
+    """The server's process is gone: nothing catches it."""
+
+
+@dataclass
+class Call:
+    """One packet on its way to a site."""
+
+    site: str
+    stage: str
+    round_index: int
+    number: int
+
+
+Fault = Callable[[Call], float | None]
+"""Called before a packet is handed to a site; raises SiteSilentError, kills the server, or says how many seconds the
+site takes (none of which pass)."""
+
+
+def no_fault(call: Call) -> None:
+    return None
+
+
+@dataclass
+class LocalSites:
+    """All sites of a plan as desks in this process; every term has new ones, as after a restart."""
+
+    plan: object
+    fault: Fault = no_fault
+    here: tuple[str, ...] | None = None
+    tamper: Callable[[Call, dict], dict] = lambda _, answer: answer
+    reference: bool = False
+    desks: dict[str, SiteDesk] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        names = member_names(self.plan)
+        self.desks = {name: self.desk(name) for name in names if self.here is None or name in self.here}
+
+    def desk(self, name: str, plan: object = None) -> SiteDesk:
+        chosen = plan or self.plan
+        return SiteDesk(
+            name,
+            chosen,
+            lambda briefing: SimulatedSecrets(chosen.seed, briefing.members, briefing.term),
+            version=VERSION,
+            reference=self.reference,
+        )
+
+    def names(self):
+        return list(self.desks)
+
+    def introduce(self, site, timeout):
+        with ONE_AT_A_TIME:
+            return self.desks[site].introduce()
+
+    def brief(self, site, briefing, timeout):
+        with ONE_AT_A_TIME:
+            return self.desks[site].brief(briefing)
+
+    def ping(self, site):
+        return self.desks[site].is_idle()
+
+    def call(self, site, lane, ticket, packet, timeout):
+        messages = [decode(data, TO_CLIENT, SERVER) for data in packet]
+        round_index = getattr(messages[-1], "round_index", -1)
+        with self._lock:
+            call = Call(site, stage_of(messages), round_index, len(self.calls))
+            self.calls.append(call)
+        if (self.fault(call) or 0.0) > timeout:
+            raise SiteSilentError(f"no answer within {timeout:g} seconds")
+        with ONE_AT_A_TIME:
+            return self.tamper(call, self.desks[site].deliver(lane, ticket, packet))
+
+
+def conduct(plan, path, sites=None, **settings):
+    """One term over local sites."""
+    return make_conductor(plan, path, sites, **settings).conduct()
+
+
+def make_conductor(plan, path, sites=None, **settings):
+    sites = sites or LocalSites(plan, reference=settings.get("reference", False))
+    return Conductor(
+        plan,
+        path,
+        sites,
+        lambda term, names: SimulatedSecrets(plan.seed, names, term),
+        VERSION,
+        "local",
+        **settings,
+    )
+
+
+def silent_at(site: str, stage: str, rounds) -> Fault:
+    """The site does not answer at this stage of these rounds."""
+
+    def fault(call: Call) -> None:
+        if call.site == site and call.stage == stage and call.round_index in rounds:
+            raise SiteSilentError("gone")
+
+    return fault
+
+
+def undisturbed(plan, contributors_by_round):
+    """Weights of a training in which each round has just these clients from the start, and nobody ever fails."""
+    federation = load_federation(plan)
+    blueprint = make_blueprint(plan, federation)
+    training = blueprint.server()
+    exchange = blueprint.local_exchange(lambda *_: None)
+    for round_index in range(plan.training.rounds):
+        contributors = contributors_by_round.get(round_index + 1)
+        if contributors is None:
+            continue
+        try:
+            training.advance(round_index, contributors, exchange)
+        except ThresholdError as error:  # the oracle itself must not fail
+            raise AssertionError(f"round {round_index + 1}: {error}") from error
+    return training.weights()
+
+
+def weights_in(checkpoint, plan):
+    """The model in a checkpoint, in the order of `Training.weights`."""
+    training = make_blueprint(plan, load_federation(plan)).server()
+    prefix = f"{training.protection}/model/"
+    tensors = load_checkpoint(checkpoint).tensors
+    training.model.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
+    return training.weights()
