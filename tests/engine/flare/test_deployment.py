@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from bilateral.engine.flare.premises import SIMULATION
 
 from bilateral.engine.events import read_events
 from bilateral.engine.federation import member_names
 from bilateral.engine.flare.deployment import add_plan, deploy, warnings_of
+from bilateral.engine.flare.premises import SIMULATION
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_edge import NOT_ACCEPTED
 from bilateral.engine.flare.site_settings import DataSettings, load_site_settings
