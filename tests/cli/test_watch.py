@@ -78,9 +78,9 @@ def test_one_picture_tells_how_the_run_stands(directory):
 def test_json_is_one_object_with_the_documented_keys(directory):
     found = json.loads(invoke(directory.path, "--json").stdout)
     assert set(found) == {
-        "directory", "data", "model", "state", "reason", "engine", "term", "round", "num_rounds", "rounds_failed",
-        "seconds_per_round", "seconds_left", "seconds_since_event", "metrics", "difference_to_fedavg", "history",
-        "privacy", "sites", "events", "lines_unreadable",
+        "directory", "kind", "data", "model", "state", "reason", "engine", "term", "round", "num_rounds",
+        "rounds_failed", "seconds_per_round", "seconds_left", "seconds_since_event", "metrics", "difference_to_fedavg",
+        "history", "privacy", "sites", "events", "lines_unreadable",
     }  # fmt: skip
     assert (found["state"], found["round"], found["num_rounds"], found["rounds_failed"]) == ("running", 12, 20, 1)
     assert found["history"][-1] == {"round": 12, **found["metrics"]}

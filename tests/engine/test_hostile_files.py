@@ -15,10 +15,10 @@ from tests.runs.rounds.test_in_process import plan
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.events import read_events
 from bilateral.engine.plan import load_plan
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import read_run
 from bilateral.errors import CheckpointError
 from bilateral.protocols.noise.round_counter import FileCounter
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.plan import load_hetero_plan
 from bilateral.runs.hetero.record import HeteroRecord
 from bilateral.runs.hetero.state import SiteState, SiteStore
@@ -206,7 +206,7 @@ def test_a_run_does_not_go_on_from_a_state_that_is_not_its_own(stored):
 
 
 def test_states_of_heterogeneous_runs_that_are_not_their_own_are_checkpoint_errors(tmp_path):
-    directory = HeteroDirectory.create(tmp_path / "server", PLAN)
+    directory = RunDirectory.create(tmp_path / "server", PLAN)
     record = record_at((2, 1, 0))
     record.save(directory)
     store = SiteStore(tmp_path / "site", PLAN)

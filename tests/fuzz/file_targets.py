@@ -209,12 +209,12 @@ def _hetero_states(maker: _Maker) -> list[Target]:
     import torch
     from tests.runs.hetero.test_record import PLAN, record_at
 
-    from bilateral.runs.hetero.directory import HeteroDirectory
+    from bilateral.engine.run_directory import RunDirectory
     from bilateral.runs.hetero.record import HeteroRecord
     from bilateral.runs.hetero.state import SiteState, SiteStore
 
     home = maker.folder("hetero")
-    directory = HeteroDirectory.create(home / "server", PLAN)
+    directory = RunDirectory.create(home / "server", PLAN)
     record = record_at((2, 1, 0))
     record.save(directory)
     store = SiteStore(home / "site", PLAN)

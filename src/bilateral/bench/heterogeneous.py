@@ -21,11 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bilateral.engine.run_directory import DEFAULT_PARENT
+from bilateral.engine.run_directory import DEFAULT_PARENT, RunDirectory
 from bilateral.errors import PlanError
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.in_process import run_hetero
-from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan
 from bilateral.runs.hetero.result import HeteroProgress
 
 STAND_ALONE = "stand-alone"
@@ -125,9 +124,9 @@ def _tell(progress: Progress, done: int, total: int, table: str, at: HeteroProgr
 def _stand_alone(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]) -> Path:
     """The directory of the models that trained alone; trained now, if they are not there."""
     path = chosen.output / f"alone-{plan.data.name}-{plan.training_digest()}"
-    resume = HeteroDirectory(path).checkpoint.exists()
+    resume = RunDirectory(path).checkpoint.exists()
     run_hetero(
-        HeteroDirectory.open(path)[1] if resume else plan,
+        RunDirectory.open(path, load_hetero_plan)[1] if resume else plan,
         output=path,
         data_dir=chosen.data_dir,
         resume=resume,
@@ -144,7 +143,7 @@ def _case(
     path = chosen.output / f"case-{plan.data.name}-{plan.digest()}"
     result_file = path / "result.json"
     if not result_file.exists():
-        resume = HeteroDirectory(path).checkpoint.exists()
+        resume = RunDirectory(path).checkpoint.exists()
         run_hetero(
             plan,
             output=path,

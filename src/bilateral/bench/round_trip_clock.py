@@ -186,7 +186,7 @@ class WatchedConductor(Conductor):
 class WatchedRounds(RoundsKind):
     """The same rounds, with a watch beside them."""
 
-    watch: Watch
+    watch: Watch = field(default_factory=Watch)
 
     def conductor(
         self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
@@ -203,7 +203,7 @@ class TimedCoordinator(Coordinator):
 
     def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
         watch = Watch()
-        result = super()._conduct(replace(premises, kind=WatchedRounds(watch)), sites)
+        result = super()._conduct(replace(premises, kind=WatchedRounds(watch=watch)), sites)
         watch.write(premises.path / SERVER_FILE)
         return result
 

@@ -14,6 +14,7 @@ from bilateral.cli.console import out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
 from bilateral.engine.named_code import check_named_by_user
+from bilateral.engine.plan import load_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
@@ -47,7 +48,7 @@ def export_command(
 
       bilateral export out --model my_project:build --data my_project:load
     """
-    RunDirectory.open(run)  # what is read comes first: an output is chosen for it
+    RunDirectory.open(run, load_plan)  # what is read comes first: an output is chosen for it
     check_writable(output)
     card = export_run(run, output, data_dir=data_dir, model=model, data=data)
     if json:

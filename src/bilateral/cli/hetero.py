@@ -22,20 +22,20 @@ from bilateral.cli.options import (
     Quiet,
     Seed,
     Settings,
-    check_writable,
     named_in,
     parse_setting,
     resumed,
+    write_new_plan,
 )
-from bilateral.cli.run import IN_PROCESS
 from bilateral.engine.kind import HETERO
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.remote.hosting import hosted_kind
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.in_process import run_hetero
 from bilateral.runs.hetero.plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
-from bilateral.runs.hetero.result import AVERAGE, HeteroProgress, HeteroResult
+from bilateral.runs.hetero.result import AVERAGE, HeteroResult
 
 FLARE_ENGINES = ("flare-sim", "flare-poc")
 
@@ -123,12 +123,12 @@ def hetero_command(
         others = (value for key, value in named.items() if key not in ("data.name", "clients.architectures"))
         if plan is not None or settings or output or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        chosen = resumed(resume, HeteroDirectory.open(resume)[1], "hetero", data=data, models=models)
+        chosen = resumed(resume, RunDirectory.open(resume, load_hetero_plan)[1], "hetero", data=data, models=models)
         output = resume
     else:
         chosen = _build_plan(plan, named, settings)
     if write_plan is not None:
-        _write_plan(chosen, write_plan, json)
+        write_new_plan(dump_hetero_plan(chosen), write_plan, json=json)
         return
     with (
         ProgressBar(f"{chosen.data.name}, {chosen.clients.number} clients, %", quiet=quiet) as bar,
@@ -139,7 +139,7 @@ def hetero_command(
             output=output,
             data_dir=data_dir,
             resume=resume is not None,
-            on_progress=lambda progress: bar.update(int(100 * progress.share_done), 100, _note(progress)),
+            on_progress=lambda progress: bar.update(int(100 * progress.share_done), 100, str(progress)),
             should_stop=lambda: bool(interrupted),
         )
     if json:
@@ -166,7 +166,7 @@ def _runner(engine: str) -> Callable[..., HeteroResult]:
         raise PlanError(f"There is no engine {engine!r}.", remedy=f"Choose {', '.join((IN_PROCESS, *FLARE_ENGINES))}.")
     run = import_flare("launch").run_on_flare
 
-    def on_flare(plan: HeteroPlan, *, on_progress: Callable[[HeteroProgress], None], **settings: Any) -> HeteroResult:
+    def on_flare(plan: HeteroPlan, *, on_progress: Callable[[Any], None], **settings: Any) -> HeteroResult:
         result: HeteroResult = run(hosted_kind(HETERO), plan, engine, on_status=on_progress, **settings)
         return result
 
@@ -188,22 +188,6 @@ def _build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | 
     plan = plan.with_settings(changes) if changes else plan
     check_named(path or "The plan", plan, named_in(changes))
     return plan
-
-
-def _write_plan(plan: HeteroPlan, path: Path, json: bool) -> None:
-    check_writable(path)
-    if path.exists():
-        raise PlanError(f"{path} already exists.", remedy="Choose another file; nothing was overwritten.")
-    path.write_text(dump_hetero_plan(plan), encoding="utf-8")
-    if json:
-        print_json({"plan": str(path)})
-    else:
-        out.print(f"Plan written to {escape(str(path))}")
-
-
-def _note(progress: HeteroProgress) -> str:
-    count = f"stage {min(progress.stages_done + 1, progress.num_stages)} of {progress.num_stages}"
-    return f"{count}: {progress.stage}" if progress.stage is not None else "done"
 
 
 def _print_result(result: HeteroResult) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.markup import escape
 
+from bilateral.cli.console import out, print_json
 from bilateral.documents import parse_toml
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
@@ -102,6 +104,18 @@ def check_writable(path: Path | None) -> None:
     """Find out before the work, not after it, that a file cannot be written."""
     if path is not None and not path.parent.is_dir():
         raise PlanError(f"There is no folder {path.parent} for {path.name}.", remedy="Make it first.")
+
+
+def write_new_plan(text: str, path: Path, *, json: bool) -> None:
+    """What `--write-plan` does, for every kind of run."""
+    check_writable(path)
+    if path.exists():
+        raise PlanError(f"{path} already exists.", remedy="Choose another file; nothing was overwritten.")
+    path.write_text(text, encoding="utf-8")
+    if json:
+        print_json({"plan": str(path)})
+    else:
+        out.print(f"Plan written to {escape(str(path))}")
 
 
 def check_trained(values: Mapping[str, Any]) -> None:

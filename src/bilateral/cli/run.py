@@ -10,8 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from bilateral.cli.any_kind import run_any_kind
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
+from bilateral.cli.hetero import hetero_command
 from bilateral.cli.options import (
     Clients,
     DataDir,
@@ -27,22 +29,20 @@ from bilateral.cli.options import (
     budget,
     build_plan,
     check_trained,
-    check_writable,
     resumed,
+    write_new_plan,
 )
-from bilateral.engine.kind import ROUNDS
+from bilateral.engine.kind import ROUNDS, RunKind, is_of_table, kind_of_plan, read_any
 from bilateral.engine.named_code import code_of
-from bilateral.engine.plan import RunPlan, dump_plan
+from bilateral.engine.plan import RunPlan, dump_plan, load_plan
 from bilateral.engine.remote.hosting import hosted_kind
-from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_directory import RunDirectory, plan_at
 from bilateral.engine.run_status import RunStatus
 from bilateral.engine.run_story import SiteState
+from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.runs.rounds.in_process import run
-from bilateral.runs.rounds.result import RoundReport
-
-IN_PROCESS = "in-process"
 
 
 def run_command(
@@ -117,22 +117,27 @@ def run_command(
         "federation.dropout": dropout,
         "seed": seed,
     }
+    other = _other_kind(plan, resume)
+    if other is not None and other[0].command == "hetero":
+        hetero_command(resume=resume, data=data, models=model, engine=engine, data_dir=data_dir, json=json, quiet=quiet)
+        return
+    if other is not None:
+        given = settings or epsilon or reference or write_plan or engine != IN_PROCESS
+        if given or (resume and (plan or output)) or any(value is not None for value in named.values()):
+            raise PlanError(f"Plans of kind {other[0].name!r} are run as they are.", remedy="Give no other settings.")
+        run_any_kind(
+            *other, output=resume or output, resume=resume is not None, data_dir=data_dir, json=json, quiet=quiet
+        )
+        return
     if resume is not None:
         others = (value for key, value in named.items() if key not in ("data.name", "model.name"))
         if plan is not None or settings or output or epsilon or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        chosen, output = resumed(resume, RunDirectory.open(resume)[1], "run", data=data, model=model), resume
+        chosen, output = resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model), resume
     else:
         chosen = build_plan(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
     if write_plan is not None:
-        check_writable(write_plan)
-        if write_plan.exists():
-            raise PlanError(f"{write_plan} already exists.", remedy="Choose another file; nothing was overwritten.")
-        write_plan.write_text(dump_plan(chosen), encoding="utf-8")
-        if json:
-            print_json({"plan": str(write_plan)})
-        else:
-            out.print(f"Plan written to {escape(str(write_plan))}")
+        write_new_plan(dump_plan(chosen), write_plan, json=json)
         return
     title = f"{chosen.data.name} / {chosen.model.name}"
     with (
@@ -152,6 +157,17 @@ def run_command(
         err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
         raise typer.Exit(130)
     check_trained(result.as_dict())
+
+
+def _other_kind(plan: Path | None, resume: Path | None) -> tuple[RunKind[Any], Any] | None:
+    """The kind and the plan, if they are not for this command: what was registered, or any kind that is resumed."""
+    if resume is not None:
+        found = RunDirectory.open(resume, plan_at)[1]
+        kind = kind_of_plan(found)
+        return None if kind.name == ROUNDS else (kind, found)
+    if plan is None or not plan.exists() or is_of_table(plan):
+        return None
+    return read_any(plan)
 
 
 class _Result(Protocol):
@@ -186,7 +202,7 @@ def _run(
             data_dir=data_dir,
             resume=resume,
             reference=reference,
-            on_round=lambda report: bar.update(report.round_index, report.num_rounds, _note(report)),
+            on_round=lambda report: bar.update(report.round_index, report.num_rounds, str(report)),
             should_stop=lambda: bool(interrupted),
         )
     launch = import_flare("launch")
@@ -208,13 +224,6 @@ def _run(
         should_stop=lambda: bool(interrupted),
     )
     return result
-
-
-def _note(report: RoundReport) -> str:
-    metric, value = main_metric(report.metrics)
-    difference = report.difference_to_fedavg
-    failed = f"  {report.num_failed} failed" if report.num_failed else ""
-    return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed
 
 
 def _status_note(status: RunStatus) -> str:

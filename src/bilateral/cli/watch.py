@@ -101,5 +101,5 @@ class _Lines:
             self._num_notable = 0
         num_new = min(status.num_notable - self._num_notable, len(status.recent))
         for told in status.recent[len(status.recent) - num_new :]:
-            out.print(self._view.event(told))
+            out.print(self._view.event(told, status.unit))
         self._num_notable = status.num_notable

@@ -93,19 +93,19 @@ class View:
             events = min(events, room - sites)
         parts: list[RenderableType] = list(top)
         if sites:
-            parts += ["", self._sites(status.sites, sites)]
+            parts += ["", self._sites(status.sites, sites, status.unit)]
         if events > 0:
-            parts += ["", *(self.event(told) for told in status.recent[-events:])]
+            parts += ["", *(self.event(told, status.unit) for told in status.recent[-events:])]
         return Group(*parts)
 
-    def event(self, told: Told) -> Text:
+    def event(self, told: Told, unit: str) -> Text:
         """A line about an event, in local time."""
         at = getattr(told.event, "round", 0)
-        return self.line(f"{told.time.astimezone():%H:%M:%S}  round {at:<4}  {self.clean(describe(told.event))}")
+        return self.line(f"{told.time.astimezone():%H:%M:%S}  {unit} {at:<4}  {self.clean(describe(told.event))}")
 
     def summary(self, status: RunStatus) -> Text:
         """The run in one line, for logs."""
-        parts = [status.state.value, f"round {status.round}/{status.num_rounds}"]
+        parts = [status.state.value, f"{status.unit} {status.round}/{status.num_rounds}"]
         if status.metrics:
             name, value = leading_metric(status.metrics)
             parts.append(f"{self.clean(name)} {number(value)}")
@@ -129,7 +129,7 @@ class View:
         yield self._progress(status)
         facts = [_attendance(status)] if status.sites else []
         if status.num_failed:
-            facts.append(_count(status.num_failed, "round") + " failed")
+            facts.append(_count(status.num_failed, status.unit) + " failed")
         if status.seconds_since_event is not None:
             facts.append(f"last event {duration(round(status.seconds_since_event))} ago")
         if status.num_unreadable:
@@ -142,9 +142,9 @@ class View:
             yield self.line(self.clean(f"{text} ({row.status}; unit: one {row.unit})"))
 
     def _progress(self, status: RunStatus) -> RenderableType:
-        words = f"{status.round}/{status.num_rounds} rounds"
+        words = f"{status.round}/{status.num_rounds} {status.unit}s"
         if status.seconds_per_round is not None:
-            words += f"  {duration(status.seconds_per_round)} a round"
+            words += f"  {duration(status.seconds_per_round)} a {status.unit}"
         if status.seconds_left:
             words += f"  {duration(status.seconds_left)} left"
         row = Table.grid(padding=(0, 1), expand=True)
@@ -168,7 +168,7 @@ class View:
         if others:
             yield self.line("  ".join(others))
 
-    def _sites(self, sites: Sequence[SiteStatus], num_lines: int) -> RenderableType:
+    def _sites(self, sites: Sequence[SiteStatus], num_lines: int, unit: str) -> RenderableType:
         shown = list(sites)
         if len(sites) > num_lines:  # those in trouble first, and a word about the rest
             order = list(SITE_STYLES)[1:]
@@ -179,13 +179,13 @@ class View:
         cut = self.height is not None
         table.add_column("site", no_wrap=cut, overflow=self.overflow if cut else "fold", max_width=self.width // 4)
         table.add_column("state", no_wrap=True)
-        for column in ("rounds", "misses", "refused"):
+        for column in (f"{unit}s", "misses", "refused"):
             table.add_column(column, justify="right", no_wrap=True)
         table.add_column("last trouble", ratio=1, no_wrap=cut, overflow=self.overflow if cut else "fold")
         for site in shown:
             counts = (str(site.num_rounds), str(site.num_misses), str(site.num_refused))
             state = Text(site.state.value, SITE_STYLES.get(site.state, ""))
-            table.add_row(Text(self.clean(site.name)), state, *counts, Text(self._trouble(site)))
+            table.add_row(Text(self.clean(site.name)), state, *counts, Text(self._trouble(site, unit)))
         if not rest:
             return table
         states = ", ".join(
@@ -193,17 +193,17 @@ class View:
         )
         return Group(table, self.line(f"and {_count(len(rest), 'more site')}: {states}"))
 
-    def _trouble(self, site: SiteStatus) -> str:
+    def _trouble(self, site: SiteStatus, unit: str) -> str:
         trouble = site.trouble
         if trouble is None:
             return ""
         stage = f", {trouble.stage}" if trouble.stage else ""
-        return self.clean(f"round {trouble.round}{stage}: {trouble.reason}")
+        return self.clean(f"{unit} {trouble.round}{stage}: {trouble.reason}")
 
 
 def _attendance(status: RunStatus) -> str:
     present = sum(site.state is SiteState.IN_LAST_ROUND for site in status.sites)
-    return f"{present} of {_count(len(status.sites), 'site')} in the last round"
+    return f"{present} of {_count(len(status.sites), 'site')} in the last {status.unit}"
 
 
 def _count(how_many: int, noun: str) -> str:

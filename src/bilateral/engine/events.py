@@ -65,6 +65,16 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True)
+class StageDone(Event):
+    """`sites` did their part of a heterogeneous run: `round` parts of all are done."""
+
+    event: ClassVar[str] = "stage_done"
+    round: int
+    seconds: float
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RoundFailed(Event):
     """A round that had too few sites; the model is as it was before."""
 

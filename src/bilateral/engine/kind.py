@@ -52,7 +52,7 @@ class Sites(Protocol):
         """The sites of this term."""
         ...
 
-    def call(self, site: str, lane: int, number: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
+    def call(self, site: str, lane: int, number: int, packet: list[bytes], timeout: float, /) -> Mapping[str, Any]:
         """`SiteParty.deliver` at the site: its answer, or `SiteSilentError`."""
         ...
 
@@ -64,7 +64,7 @@ class Sites(Protocol):
 class SiteParty(Protocol):
     """One site in one term, as the transport sees it. Called from many threads; never raises."""
 
-    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:
+    def deliver(self, lane: object, number: object, packet: object, /) -> dict[str, Any]:
         """The answer to a packet of encoded messages: replies (`REPLY`) or why there is none (`REFUSED`)."""
         ...
 
@@ -187,16 +187,17 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Outline:
-    """What `bilateral watch` says of a plan. `unit`: what a step is called; the times are seconds.
+    """What `bilateral watch` says of a plan. `unit`: what a step is called, `title`: for a directory.
 
-    `timeout`: how long a site may let the others wait, `patience`: how long a step may wait for sites, `longest_step`:
-    how long a step may take without a word.
+    Seconds: `timeout`: how long a site may let the others wait, `patience`: how long a step may wait for sites,
+    `longest_step`: how long a step may take without a word.
     """
 
     data: str
     model: str
     num_steps: int
     unit: str
+    title: str
     timeout: float = 0.0
     patience: float = 0.0
     longest_step: float = 0.0
@@ -269,12 +270,29 @@ def kind_named(name: object) -> RunKind[Any]:
     return kind
 
 
+def kind_of_plan(plan: object) -> RunKind[Any]:
+    """The kind whose plan this is."""
+    for name in kind_names():
+        kind = kind_named(name)
+        if isinstance(plan, kind.plan):
+            return kind
+    raise PlanError(f"Expected the plan of a kind of run ({', '.join(kind_names())}), got {type(plan).__name__}.")
+
+
 def kind_of(values: Mapping[str, Any]) -> RunKind[Any]:
     """Which kind a plan's values are of. Those of heterogeneous runs had no `kind` once, and sections of their own."""
     if "kind" in values:
         return kind_named(values["kind"])
     sections = {name for name, value in values.items() if isinstance(value, dict)}
     return kind_named(HETERO if sections & {"clients", "queries", "retraining"} else ROUNDS)
+
+
+def is_of_table(path: Path) -> bool:
+    """Is a plan file of a kind of this package, as far as can be seen without opening what it is about?"""
+    try:
+        return parse_toml(path.read_text(encoding="utf-8")).get("kind", ROUNDS) in _TABLE
+    except (ValueError, OSError, TypeError):
+        return True
 
 
 def parse_any(values: Mapping[str, Any], source: str) -> tuple[RunKind[Any], Any]:

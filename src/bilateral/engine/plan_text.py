@@ -61,8 +61,11 @@ def with_settings(plan: _P, settings: Mapping[str, Any]) -> _P:
     return _validated(type(plan), values, _SETTINGS)
 
 
-def read_plan(kind: type[_P], path: str | Path, command: str, other: OtherKind) -> _P:
-    """A plan from a TOML file; `command` is what writes one, `other` what it may be mistaken for."""
+def read_plan(kind: type[_P], path: str | Path, command: str, other: OtherKind, name: str = "rounds") -> _P:
+    """A plan from a TOML file; `command` is what writes one, `other` what it may be mistaken for.
+
+    `name`: of the kind of run, which the file may say.
+    """
     path = Path(path)
     try:
         values = parse_toml(path.read_text(encoding="utf-8"))
@@ -70,10 +73,13 @@ def read_plan(kind: type[_P], path: str | Path, command: str, other: OtherKind) 
         raise PlanError(f"There is no plan at {path}.", remedy=f"`{command} --write-plan FILE` makes one.") from error
     except (ValueError, OSError) as error:
         raise PlanError(f"{path} is not a readable TOML file: {error}.") from error
+    said = values.pop("kind", name)
     strange = [name for name, value in values.items() if name in other.sections and isinstance(value, dict)]
     if strange:
         sections = ", ".join(f"[{name}]" for name in strange)
         raise PlanError(f"{path} is a plan for {other.called} (it has {sections}).", remedy=other.remedy)
+    if said != name:
+        raise PlanError(f"{path} is a plan of kind {said!r}, not {name!r}.", remedy="`bilateral run` takes any kind.")
     return validated(kind, values, str(path))
 
 

@@ -11,14 +11,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bilateral.engine.events import Event, write_event
-from bilateral.engine.plan import RunPlan, dump_plan, load_plan
+from bilateral.engine.kind import P, Plan, kind_of_plan, read_any
 from bilateral.errors import CheckpointError, DirectoryInUseError, PlanError
 
 DEFAULT_PARENT = Path("bilateral-runs")
@@ -51,9 +51,10 @@ class RunDirectory:
         return self.path / "result.json"
 
     @staticmethod
-    def create(path: Path | None, plan: RunPlan) -> RunDirectory:
+    def create(path: Path | None, plan: Plan) -> RunDirectory:
         """A new directory with the plan in it; `path` None picks a dated name."""
-        path = path or dated_path(DEFAULT_PARENT, f"{plan.data.name}-{plan.model.name}")
+        kind = kind_of_plan(plan)
+        path = path or dated_path(DEFAULT_PARENT, kind.outline(plan).title)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",
@@ -62,26 +63,26 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         directory = RunDirectory(path)
         partial = path / "plan.partial"
-        partial.write_text(dump_plan(plan), encoding="utf-8")
+        partial.write_text(kind.dump(plan), encoding="utf-8")
         partial.replace(path / "plan.toml")
         return directory
 
     @staticmethod
-    def create_or_open(path: Path, plan: RunPlan) -> RunDirectory:
+    def create_or_open(path: Path, plan: Plan) -> RunDirectory:
         """The directory of this plan's run: a new one, or one that an earlier term left behind."""
         if not (path / "plan.toml").exists():
             return RunDirectory.create(path, plan)
-        directory, found = RunDirectory.open(path)
+        directory, found = RunDirectory.open(path, plan_at)
         if found.digest() != plan.digest():
             raise CheckpointError(f"{path} is the directory of another plan.", remedy="Choose another --output.")
         return directory
 
     @staticmethod
-    def open(path: Path) -> tuple[RunDirectory, RunPlan]:
-        """An existing run."""
+    def open(path: Path, read: Callable[[Path], P]) -> tuple[RunDirectory, P]:
+        """An existing run, and its plan as `read` reads it: `load_plan` of a kind, or `plan_at` for any."""
         if not (path / "plan.toml").exists():
             raise CheckpointError(f"{path} is not a run directory (no plan.toml).", remedy="Name a run's --output.")
-        return RunDirectory(path), load_plan(path / "plan.toml")
+        return RunDirectory(path), read(path / "plan.toml")
 
     @contextmanager
     def locked(self, patience: float = 0.0) -> Iterator[None]:
@@ -138,6 +139,12 @@ class RunDirectory:
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.result, result)
+
+
+def plan_at(path: Path) -> Plan:
+    """A plan of whichever kind."""
+    plan: Plan = read_any(path)[1]
+    return plan
 
 
 def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from bilateral.documents import parse_json
 from bilateral.engine.event_tail import EventTail, Told, refuse_constant
 from bilateral.engine.events import Evaluated, RunEnded
-from bilateral.engine.plan import RunPlan
-from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.kind import Outline, kind_of_plan
+from bilateral.engine.run_directory import RunDirectory, plan_at
 from bilateral.engine.run_story import RunState, SiteState, Story, Trouble
 from bilateral.errors import CheckpointError
 
@@ -59,6 +59,9 @@ class RunStatus:
     """A run at one moment. `metrics` and `history` (by round) are of the model as it is now."""
 
     directory: Path
+    kind: str
+    unit: str
+    """What a step is called; `round` and all that is by round counts steps."""
     data: str
     model: str
     state: RunState
@@ -90,6 +93,7 @@ class RunStatus:
     def as_dict(self) -> dict[str, Any]:
         return {
             "directory": str(self.directory),
+            "kind": self.kind,
             "data": self.data,
             "model": self.model,
             "state": self.state.value,
@@ -126,7 +130,9 @@ class RunReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._directory, self._plan = RunDirectory.open(path)
+        self._directory, plan = RunDirectory.open(path, plan_at)
+        kind = kind_of_plan(plan)
+        self._kind, self._outline = kind.name, kind.outline(plan)
         self._tail = EventTail(self._directory.events)
         self._story = Story()
         self._num_unreadable = 0
@@ -145,20 +151,25 @@ class RunReader:
         story = self._story
         if story.last_time is None:
             story = _story_of_result(self._directory.result)
-        return _status(story, self._directory, self._plan, now or datetime.now(UTC), self._num_unreadable)
+        at = now or datetime.now(UTC)
+        return _status(story, self._directory, self._kind, self._outline, at, self._num_unreadable)
 
 
-def _status(story: Story, directory: RunDirectory, plan: RunPlan, now: datetime, num_unreadable: int) -> RunStatus:
+def _status(
+    story: Story, directory: RunDirectory, kind: str, outline: Outline, now: datetime, num_unreadable: int
+) -> RunStatus:
     since = None if story.last_time is None else max(0.0, (now - story.last_time).total_seconds())
-    state = story.state(_age(directory, now) if since is None else since, plan.federation)
-    num_rounds = plan.training.rounds if story.num_rounds is None else story.num_rounds
+    state = story.state(_age(directory, now) if since is None else since, outline)
+    num_rounds = outline.num_steps if story.num_rounds is None else story.num_rounds
     pace = statistics.median(story.seconds) if story.seconds else None
     going = state in {RunState.STARTING, RunState.RUNNING, RunState.WAITING}
     evaluated = [story.history[number] for number in sorted(story.history)]
     return RunStatus(
         directory=directory.path,
-        data=plan.data.name,
-        model=plan.model.name,
+        kind=kind,
+        unit=outline.unit,
+        data=outline.data,
+        model=outline.model,
         state=state,
         reason=story.reason(state),
         engine=story.engine,
@@ -185,8 +196,9 @@ def _status(story: Story, directory: RunDirectory, plan: RunPlan, now: datetime,
 def _story_of_result(path: Path) -> Story:
     """Of a run without a log: how it ended, if it did."""
     story, result = Story(), _read_json(path)
-    if isinstance(result.get("rounds"), int) and isinstance(result.get("finished"), bool):
-        story.round = result["rounds"]
+    done = result.get("rounds", result.get("stages_done"))
+    if isinstance(done, int) and isinstance(result.get("finished"), bool):
+        story.round = done
         story.ended = RunEnded(story.round, result["finished"], "")
         metrics = result.get("metrics")
         if isinstance(metrics, dict) and all(isinstance(value, int | float) for value in metrics.values()):

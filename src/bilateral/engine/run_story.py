@@ -17,9 +17,10 @@ from bilateral.engine.events import (
     RunStarted,
     SiteMissed,
     SiteReturned,
+    StageDone,
     Waiting,
 )
-from bilateral.engine.plan import FederationPlan
+from bilateral.engine.kind import Outline
 
 NUM_TIMED_ROUNDS = 20
 NUM_RECENT_EVENTS = 50
@@ -103,14 +104,16 @@ class Story:
     def hear(self, told: Told) -> None:
         self.last_time = told.time
         event = told.event
-        if not isinstance(event, RoundDone | Evaluated):
+        if not isinstance(event, RoundDone | StageDone | Evaluated):
             self.recent.append(told)
             self.num_notable += 1
         match event:
             case RunStarted():
                 self._started(event)
             case RoundDone():
-                self._round_done(event)
+                self._step_done(event.round, event.seconds, event.contributors)
+            case StageDone():
+                self._step_done(event.round, event.seconds, event.sites)
             case RoundFailed():
                 self._take_back(event.round)
                 self.failed.add(event.round)
@@ -144,17 +147,17 @@ class Story:
         for name in self.sites.keys() - set(event.sites):
             self.sites[name].state = SiteState.ABSENT
 
-    def _round_done(self, event: RoundDone) -> None:
-        self._take_back(event.round)
-        self.failed.discard(event.round)
-        self.done[event.round] = self.last_contributors = event.contributors
-        self.seconds.append(event.seconds)
-        self._passed(event.round)
-        for name in event.contributors:
+    def _step_done(self, number: int, seconds: float, contributors: tuple[str, ...]) -> None:
+        self._take_back(number)
+        self.failed.discard(number)
+        self.done[number] = self.last_contributors = contributors
+        self.seconds.append(seconds)
+        self._passed(number)
+        for name in contributors:
             site = self._site(name)
             site.num_rounds += 1
             # A site may be lost after its upload: it is in the sum, and it is gone.
-            troubled = site.trouble is not None and site.trouble.round == event.round
+            troubled = site.trouble is not None and site.trouble.round == number
             if not (troubled and site.state in {SiteState.MISSED, SiteState.REFUSED}):
                 site.state = SiteState.IN_LAST_ROUND
 
@@ -176,11 +179,11 @@ class Story:
             self.sites[name] = Site()
         return self.sites[name]
 
-    def state(self, silence: float, federation: FederationPlan) -> RunState:
+    def state(self, silence: float, outline: Outline) -> RunState:
         """`silence`: seconds since the last event."""
         if self.ended is not None:
             return RunState.FINISHED if self.ended.finished else RunState.STOPPED
-        if silence > self._silent_after(federation):
+        if silence > self._silent_after(outline):
             return RunState.SILENT
         if self.waiting is not None:
             return RunState.WAITING
@@ -201,11 +204,11 @@ class Story:
             return SiteState.NOT_IN_LAST_ROUND
         return state
 
-    def _silent_after(self, federation: FederationPlan) -> float:
+    def _silent_after(self, outline: Outline) -> float:
         """Longer than any silence that has a reason: a site that lets the others wait, a round that waits for sites."""
-        seconds = max(MIN_SILENCE_SECONDS, SILENT_AFTER_ROUNDS * max(self.seconds, default=0.0))
+        seconds = max(MIN_SILENCE_SECONDS, outline.longest_step, SILENT_AFTER_ROUNDS * max(self.seconds, default=0.0))
         if self.engine != "in-process":
-            seconds = max(seconds, 2 * federation.timeout)
+            seconds = max(seconds, 2 * outline.timeout)
         if self.waiting is not None:
-            return seconds + federation.patience
+            return seconds + outline.patience
         return seconds if self.round_in_this_term else max(seconds, MAX_START_SECONDS)

@@ -19,6 +19,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
@@ -48,6 +49,11 @@ class Training:
         Raises `RecoveryError` if not. Changes nothing; None without perturbation.
         """
         return self.check.run(self.model) if self.check is not None else None
+
+    def disguised(self, round_index: int) -> PerturbedModel | None:
+        """What clients would be sent in a round that is only looked at; None if they are sent the model itself."""
+        opening = self.server.start_round(round_index)
+        return opening if isinstance(opening, PerturbedModel) else None
 
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.

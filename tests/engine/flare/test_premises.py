@@ -90,7 +90,7 @@ def test_the_fingerprint_is_asked_before_the_plan_is_read(tmp_path, monkeypatch)
     def fail(*_):
         raise AssertionError("the plan was read")
 
-    monkeypatch.setattr("bilateral.runs.rounds.hosted.parse_plan", fail)
+    monkeypatch.setattr("bilateral.runs.rounds.kind.parse_plan", fail)
     with pytest.raises(PlanNotAcceptedError):
         accepted_plan(KIND, PLAN.with_settings({"seed": 1}).model_dump_json(), settings_for(tmp_path, PLAN))
 

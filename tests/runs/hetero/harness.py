@@ -8,11 +8,11 @@ from pathlib import Path
 from tests.runs.rounds.harness import ONE_AT_A_TIME, VERSION
 
 from bilateral.engine.remote.edge import REPLY, SiteSilentError
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.wire import decode
 from bilateral.runs.hetero.conductor import HeteroConductor
 from bilateral.runs.hetero.desk import HeteroSiteDesk
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.messages import REPLY_OF
 from bilateral.runs.hetero.parties import deal
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -72,7 +72,7 @@ class HeteroLocalSites:
         kinds = [type(decode(data, REPLY_OF, SERVER)).__name__ for data in packet]
         with ONE_AT_A_TIME:
             self._pass(site, kinds, False)
-            answer = self.desks[site].deliver(number, packet)
+            answer = self.desks[site].deliver(0, number, packet)
             self._pass(site, kinds, True)
         with self._lock:
             self.num_calls += 1
@@ -107,7 +107,7 @@ def facts_of(plan):
 def make_conductor(plan, path, sites=None, **settings):
     """One term over local sites, in a directory that is made if there is none."""
     if not (path / "plan.toml").exists():
-        HeteroDirectory.create(path, plan)
+        RunDirectory.create(path, plan)
     sites = sites or HeteroLocalSites(plan, path)
     return HeteroConductor(plan, path, sites, facts_of(plan), VERSION, "local", ping_after=0.05, **settings)
 

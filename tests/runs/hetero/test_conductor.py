@@ -16,12 +16,12 @@ from tests.runs.rounds.harness import VERSION
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.events import read_events
 from bilateral.engine.remote.edge import REPLY
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import CheckpointError, PlanError, ProtocolError, SitesMissingError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.hetero.conductor import HeteroConductor
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.in_process import run_hetero
 from bilateral.runs.hetero.messages import REPLY_OF, Done, HeteroCard, Measured, QueriesReady
 
@@ -201,13 +201,13 @@ def test_the_server_never_receives_a_query_a_weight_or_a_logit(tmp_path):
     def remember(call: Call) -> None:
         if call.kind == "GetReady" and call.replied:
             desk = sites.desks[call.site]
-            compiled = compile_model(desk._client.answering_model(), desk._samples)
+            compiled = compile_model(desk._member.client.answering_model(), desk._samples)
             secrets.extend(tensor for layer in compiled.layers for tensor in (layer.weight, layer.bias))
-            secrets.extend(desk._client.model.state_dict().values())
-            queries = desk._client.make_queries(1)
+            secrets.extend(desk._member.client.model.state_dict().values())
+            queries = desk._member.client.make_queries(1)
             secrets.extend((queries, ring.encode(queries.double(), compiled.circuit.values[0].fraction_bits)))
         if call.kind == "KeepAnswers" and call.replied:
-            secrets.append(sites.desks[call.site]._state.sums)
+            secrets.append(sites.desks[call.site]._member.state.sums)
 
     sites = _sites(path, fault=remember)
     conduct(SHORT, path, sites)
@@ -300,10 +300,10 @@ def test_a_site_that_did_not_come_is_named(tmp_path):
 
 def test_answers_in_the_clear_and_another_plan_s_directory_are_refused(tmp_path):
     plain = SHORT.with_settings({"answers": "plain"})
-    HeteroDirectory.create(tmp_path / "plain", plain)
+    RunDirectory.create(tmp_path / "plain", plain)
     conductor = HeteroConductor(plain, tmp_path / "plain", _sites(tmp_path), facts_of(plain), VERSION, "local")
     with pytest.raises(PlanError, match="every query"):
         conductor.conduct()
-    HeteroDirectory.create(tmp_path / "other", PLAN)
+    RunDirectory.create(tmp_path / "other", PLAN)
     with pytest.raises(CheckpointError, match="another plan"):
         make_conductor(SHORT, tmp_path / "other", _sites(tmp_path)).conduct()

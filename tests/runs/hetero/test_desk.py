@@ -43,7 +43,7 @@ class Site:
 
     def tell(self, *messages):
         self.number += 1
-        answer = self.desk.deliver(self.number, [encode(message) for message in messages])
+        answer = self.desk.deliver(0, self.number, [encode(message) for message in messages])
         if REFUSED in answer:
             self.number = self.desk._num_packets
             return answer[REFUSED]
@@ -78,17 +78,17 @@ def test_keys_of_the_first_term_are_those_of_the_in_process_engine():
 def test_packets_are_taken_in_order_each_once(tmp_path):
     site = HeteroSiteDesk("client-1", SOME, tmp_path, version=VERSION)
     introduce = [encode(Introduce())]
-    assert "expected packet 1" in site.deliver(2, introduce)[REFUSED]
-    assert REPLY in site.deliver(1, introduce)
-    assert "expected packet 2" in site.deliver(1, introduce)[REFUSED]
-    assert REPLY in site.deliver(2, introduce * 3)
-    assert len(site.deliver(3, introduce * 3)[REPLY]) == 3
+    assert "expected packet 1" in site.deliver(0, 2, introduce)[REFUSED]
+    assert REPLY in site.deliver(0, 1, introduce)
+    assert "expected packet 2" in site.deliver(0, 1, introduce)[REFUSED]
+    assert REPLY in site.deliver(0, 2, introduce * 3)
+    assert len(site.deliver(0, 3, introduce * 3)[REPLY]) == 3
 
 
 @pytest.mark.parametrize("number", [True, None, "1", 1.0, -1, 0])
 def test_a_packet_without_a_number_is_refused(tmp_path, number):
     desk = HeteroSiteDesk("client-1", SOME, tmp_path, version=VERSION)
-    assert "expected packet 1" in desk.deliver(number, [encode(Introduce())])[REFUSED]
+    assert "expected packet 1" in desk.deliver(0, number, [encode(Introduce())])[REFUSED]
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,9 +103,9 @@ def test_a_packet_without_a_number_is_refused(tmp_path, number):
 )
 def test_nothing_that_a_server_sends_makes_a_site_raise_or_advance(tmp_path_factory, packet):
     desk = HeteroSiteDesk("client-1", SOME, tmp_path_factory.mktemp("site"), version=VERSION)
-    answer = desk.deliver(1, packet)
+    answer = desk.deliver(0, 1, packet)
     assert list(answer) == [REFUSED]
-    assert desk._state.stage == 0
+    assert desk._member is None or desk._member.state.stage == 0
     assert desk.is_idle()
 
 
@@ -197,7 +197,7 @@ def test_a_site_goes_on_from_what_it_kept(tmp_path):
     again = Site(tmp_path)
     (card,) = again.tell(Introduce())
     assert (card.stage, card.accuracies.tolist(), card.num_queries) == (1, [float(measured.accuracy)], (0,))
-    ours, theirs = site.desk._client.state_tensors(), again.desk._client.state_tensors()
+    ours, theirs = site.desk._member.client.state_tensors(), again.desk._member.client.state_tensors()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 

@@ -1,15 +1,21 @@
 """Heterogeneous runs: the gain, who is asked, stopping and going on, starting from trained models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.kind import ServerAround
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import CheckpointError, DataError, PlanError
 from bilateral.learning.hetero.answers import PlainAnswers
-from bilateral.runs.hetero.directory import HeteroDirectory
-from bilateral.runs.hetero.in_process import HeteroLoop, run_hetero, stages_of
-from bilateral.runs.hetero.parties import answerers_of, deal, make_answers, make_client
-from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.here import ClientsHere
+from bilateral.runs.hetero.in_process import members_of, record_of, run_hetero
+from bilateral.runs.hetero.parties import answerers_of, deal, make_answers
+from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan
+from bilateral.runs.hetero.server import HeteroServer
+from bilateral.runs.hetero.steps import stages_of
 
 TINY = HeteroPlan(answers="plain").with_settings({
     "clients.number": 3,
@@ -82,7 +88,7 @@ def test_a_stopped_run_goes_on_to_the_same_models_bit_for_bit(tmp_path):
         )
         assert (first.stages_done, first.finished) == (stop, False)
         assert not (path / "result.json").exists()
-        again = run_hetero(HeteroDirectory.open(path)[1], output=path, resume=True)
+        again = run_hetero(RunDirectory.open(path, load_hetero_plan)[1], output=path, resume=True)
         assert again.finished
         assert _equal(_models(path), _models(tmp_path / "whole"))
 
@@ -138,10 +144,13 @@ def test_the_order_of_the_clients_does_not_matter():
 
     def after(order):
         shares = deal(TINY)
-        clients = {name: make_client(TINY, name, shares.clients[name], 10) for name in order}
-        loop = HeteroLoop(TINY, "digits", clients, shares.test, PlainAnswers())
-        loop.run(None, until=None, on_progress=lambda _: None, should_stop=lambda: False)
-        return {f"{name}/{key}": t for name, client in clients.items() for key, t in client.state_tensors().items()}
+        shares = replace(shares, clients={name: shares.clients[name] for name in order})
+        clients = ClientsHere(TINY, members_of(TINY, shares), lambda *_: PlainAnswers())
+        server = HeteroServer(record_of(TINY, shares), clients, ServerAround("here", "test"))
+        server.begin()
+        for step in server.steps():
+            server.do(step)
+        return clients.state_tensors()
 
     forward, backward = after(TINY.clients.names), after(TINY.clients.names[::-1])
     assert forward.keys() == backward.keys()

@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runs.hetero.harness import PLAN
 
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import CheckpointError
-from bilateral.runs.hetero.directory import HeteroDirectory
-from bilateral.runs.hetero.in_process import stages_of
 from bilateral.runs.hetero.messages import HeteroCard
 from bilateral.runs.hetero.record import HeteroRecord, PublicFacts, SiteRecord
-from bilateral.runs.hetero.state import num_measured, num_stages
+from bilateral.runs.hetero.steps import num_measured, num_stages, stages_of
 
 FACTS = PublicFacts("digits", {"client-1": 10, "client-2": 14, "client-3": 12})
 NAMES = tuple(FACTS.num_samples)
@@ -29,7 +28,7 @@ def record_at(stages, answered=0.0):
 @settings(max_examples=40, deadline=None)
 @given(stages=STAGES)
 def test_a_record_comes_back_as_it_was_kept(tmp_path_factory, stages):
-    directory = HeteroDirectory.create(tmp_path_factory.mktemp("record") / "run", PLAN)
+    directory = RunDirectory.create(tmp_path_factory.mktemp("record") / "run", PLAN)
     record = record_at(stages, 0.5)
     record.save(directory)
     assert HeteroRecord.load(PLAN, FACTS, directory) == record

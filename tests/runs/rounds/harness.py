@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.federation import load_federation, member_names
+from bilateral.engine.kind import ENROLMENT
 from bilateral.engine.remote.edge import SiteSilentError
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
@@ -74,18 +75,16 @@ class LocalSites:
     def names(self):
         return list(self.desks)
 
-    def introduce(self, site, timeout):
-        with ONE_AT_A_TIME:
-            return self.desks[site].introduce()
-
-    def brief(self, site, briefing, timeout):
-        with ONE_AT_A_TIME:
-            return self.desks[site].brief(briefing)
+    def enrol(self, site, number, packet):
+        return self.desks[site].deliver(ENROLMENT, number, packet)
 
     def ping(self, site):
         return self.desks[site].is_idle()
 
     def call(self, site, lane, ticket, packet, timeout):
+        if lane == ENROLMENT:
+            with ONE_AT_A_TIME:
+                return self.enrol(site, ticket, packet)
         messages = [decode(data, TO_CLIENT, SERVER) for data in packet]
         round_index = getattr(messages[-1], "round_index", -1)
         with self._lock:

@@ -15,7 +15,7 @@ from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SecureRandomness
 from bilateral.runs.rounds.conductor import Conductor
 from bilateral.runs.rounds.desk import SiteDesk
-from bilateral.runs.rounds.enrolment import Briefing
+from bilateral.runs.rounds.enrolment import INTRODUCE, Briefing
 
 
 class OwnSites(LocalSites):
@@ -33,7 +33,10 @@ class OwnSites(LocalSites):
 
         return SiteDesk(name, self.plan, own, version=VERSION)
 
-    def brief(self, site, briefing, timeout):
+    def enrol(self, site, number, packet):
+        if number == INTRODUCE:
+            return super().enrol(site, number, packet)
+        (briefing,) = packet
         told = encode(self.lie(site, decode(briefing, [Briefing], SERVER)))
         with ONE_AT_A_TIME:
             return self.desks[site].brief(told)

@@ -12,6 +12,7 @@ from tests.runs.rounds.test_in_process import plan
 
 from bilateral.data import Dataset, Split
 from bilateral.engine.federation import load_server_view
+from bilateral.engine.kind import ENROLMENT
 from bilateral.engine.remote.edge import REFUSED, REPLY
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
@@ -19,7 +20,7 @@ from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
 from bilateral.protocols.membership import KeyRequest
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.rounds.desk import SiteDesk
-from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+from bilateral.runs.rounds.enrolment import BRIEF, Briefing, SiteCard
 
 CHOSEN = plan(federation__clients=3)
 SECRET = "patient 4711"
@@ -228,7 +229,7 @@ def test_scales_of_terms_that_make_no_sense_are_refused_under_sound_noise():
 
 def test_a_site_that_is_asked_to_train_beside_has_two_clients():
     sites = LocalSites(CHOSEN, reference=True)
-    sites.brief("client-1", encode(briefing()), 1.0)
+    sites.call("client-1", ENROLMENT, BRIEF, [encode(briefing())], 1.0)
     assert len(sites.desks["client-1"]._clients) == 2
 
 

@@ -51,7 +51,7 @@ class LocalRun(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What both ends are told besides the plan; values of JSON, one at least."""
+        """What both ends are told besides the plan; values of JSON."""
         ...
 
     def look(self) -> Any:
@@ -66,9 +66,14 @@ class LocalRun(Protocol):
 class HostedKind(Protocol[P]):
     """A kind of run whose parties can be processes of their own."""
 
-    name: str
-    command: str
-    deployable: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def deployable(self) -> bool: ...
 
     def parse(self, values: dict[str, Any], source: str) -> P: ...
 

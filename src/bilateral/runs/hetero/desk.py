@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from bilateral.data import Split
 from bilateral.engine.remote.edge import SiteEdge, log
 from bilateral.errors import AuthenticationError, PlanError, ProtocolError
-from bilateral.learning.hetero.client import AnsweredQueries, HeteroClient
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.messages import Message
@@ -28,6 +26,7 @@ from bilateral.protocols.share.prediction.messages import SessionNotice, Session
 from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.hetero.keys import SimulatedKeys
+from bilateral.runs.hetero.member import Measure, Member
 from bilateral.runs.hetero.messages import (
     REPLY_OF,
     Done,
@@ -41,9 +40,10 @@ from bilateral.runs.hetero.messages import (
     Retrain,
     TrainAlone,
 )
-from bilateral.runs.hetero.parties import answerers_of, deal, make_client
+from bilateral.runs.hetero.parties import answerers_of, check_secure, deal, make_client
 from bilateral.runs.hetero.plan import HeteroPlan
-from bilateral.runs.hetero.state import SiteState, SiteStore, asking_stage, num_stages
+from bilateral.runs.hetero.state import SiteState, SiteStore
+from bilateral.runs.hetero.steps import num_stages
 
 
 class HeteroSiteDesk(SiteEdge):
@@ -53,26 +53,20 @@ class HeteroSiteDesk(SiteEdge):
     """
 
     def __init__(self, name: str, plan: HeteroPlan, store: Path, *, version: str, data_dir: Path | None = None) -> None:
-        if plan.answers != "secure":
-            raise PlanError(
-                f"answers = {plan.answers!r} would show every query to the server.",
-                remedy="Use secure answers, or the in-process engine.",
-            )
+        check_secure(plan)
         if name not in plan.clients.names:
             raise PlanError(f"{name!r} is no client of this run; they are {', '.join(plan.clients.names)}.")
         super().__init__(name)
         self._plan, self._version, self._data_dir = plan, version, data_dir
         self._store = SiteStore(store, plan)
-        self._state = SiteState()
-        self._client: HeteroClient | None = None
+        self._member: Member | None = None
         self._samples = torch.empty(0)
-        self._test: Split | None = None
         self._keys: KeyRing | None = None
         self._protocol: _CheckedProtocol | None = None
         self._num_packets = 0
 
-    def deliver(self, number: object, packet: object) -> dict[str, Any]:
-        """The replies to a packet of messages, or a refusal. `number` counts packets from 1."""
+    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:  # noqa: ARG002
+        """The replies to a packet of messages, or a refusal. `number` counts packets from 1; there is one lane."""
         return self.answer(lambda: self._deliver(number, packet))
 
     def _deliver(self, number: object, packet: object) -> list[bytes]:
@@ -95,33 +89,31 @@ class HeteroSiteDesk(SiteEdge):
             case Roster():
                 reply = self._accept(message)
             case TrainAlone():
-                reply = self._train()
+                reply = _measured(self._opened().train())
             case GetReady():
                 reply = self._get_ready(message.iteration)
             case KeepAnswers():
                 reply = self._keep_answers(message.iteration)
             case Retrain():
-                reply = self._retrain(message.iteration)
+                reply = _measured(self._opened().retrain(message.iteration))
             case _:
                 reply = self._checked().handle(message)
         return reply
 
     def _introduce(self) -> HeteroCard:
         """Open the site's own share of the data, and its state."""
-        if self._client is None:
+        if self._member is None:
             shares = deal(self._plan, self._data_dir)
             own = shares.clients[self.name]
             client = make_client(self._plan, self.name, own, shares.num_classes)
-            state = self._store.load()
+            member, state = Member(self._plan, client, shares.test, self._keep), self._store.load()
             if state.stage:
-                client.load_state_tensors(state.model)
-            self._client, self._state = client, state
-            self._samples, self._test = own.inputs, shares.test
+                member.load(state)
+            self._member, self._samples = member, own.inputs
             log.info("%s opened its data: %d samples; %d stages done", self.name, len(own), state.stage)
-        accuracies = torch.tensor(list(self._state.accuracies), dtype=torch.float64)
-        return HeteroCard(
-            self._plan.digest(), self._version, self._state.stage, accuracies, tuple(self._state.num_queries)
-        )
+        state = self._member.state
+        accuracies = torch.tensor(list(state.accuracies), dtype=torch.float64)
+        return HeteroCard(self._plan.digest(), self._version, state.stage, accuracies, tuple(state.num_queries))
 
     def _take_briefing(self, briefing: HeteroBriefing) -> Message:
         if briefing.plan_digest != self._plan.digest():
@@ -143,74 +135,44 @@ class HeteroSiteDesk(SiteEdge):
         self._protocol = self._protocol or _CheckedProtocol(PredictionClient(self._keys), self._plan)
         return Done()
 
-    def _train(self) -> Measured:
-        client = self._expect_stage(0, "train alone")
-        client.local_train()
-        return self._measure(client, 0)
-
     def _get_ready(self, iteration: int) -> QueriesReady:
         """Offer the network as it is before this iteration, and make the queries unless they were asked already."""
-        protocol = self._checked()
-        has_asked = self._state.stage == self._asking(iteration) + 1
-        client = self._expect_stage(self._asking(iteration) + has_asked, f"get ready for iteration {iteration}")
+        protocol, member = self._checked(), self._opened()
+        has_asked = member.has_asked(iteration)
         protocol.begin(iteration)
-        protocol.parties.offer(compile_model(client.answering_model(), self._samples))
+        protocol.parties.offer(compile_model(member.client.answering_model(), self._samples))
         if has_asked:
             return QueriesReady(0)
-        queries = client.make_queries(iteration)
+        queries = member.make_queries(iteration)
         protocol.parties.ask(queries)
         return QueriesReady(len(queries))
 
     def _keep_answers(self, iteration: int) -> Done:
-        client = self._expect_stage(self._asking(iteration), f"keep the answers of iteration {iteration}")
-        sums = self._checked().parties.take_answers().float()
-        self._advance(client, sums=sums)
+        member = self._opened()
+        member.check_asks(iteration)
+        member.keep_sums(iteration, self._checked().parties.take_answers().float())
         return Done()
 
-    def _retrain(self, iteration: int) -> Measured:
-        client = self._expect_stage(self._asking(iteration) + 1, f"retrain in iteration {iteration}")
-        assert self._state.sums is not None
-        queries = client.make_queries(iteration)  # the network is the one that asked, so these are the same
-        num_answers = len(answerers_of(self._plan, self.name, iteration))
-        client.retrain(AnsweredQueries(queries, self._state.sums, num_answers), iteration)
-        return self._measure(client, len(queries))
+    def _keep(self, state: SiteState) -> None:
+        self._store.save(state)
+        log.info("%s has done %d of %d stages", self.name, state.stage, num_stages(self._plan))
 
-    def _measure(self, client: HeteroClient, num_queries: int) -> Measured:
-        assert self._test is not None
-        accuracy = client.evaluate(self._test)["test_accuracy"]
-        self._advance(
-            client,
-            accuracies=(*self._state.accuracies, accuracy),
-            num_queries=(*self._state.num_queries, num_queries),
-        )
-        return Measured(torch.tensor(accuracy, dtype=torch.float64), num_queries)
-
-    def _advance(self, client: HeteroClient, **changed: Any) -> None:
-        """One stage further; kept before anybody is told."""
-        values = {"accuracies": self._state.accuracies, "num_queries": self._state.num_queries, **changed}
-        self._state = SiteState(self._state.stage + 1, client.state_tensors(), **values)
-        self._store.save(self._state)
-        log.info("%s has done %d of %d stages", self.name, self._state.stage, num_stages(self._plan))
-
-    def _asking(self, iteration: int) -> int:
-        """`asking_stage`, if the plan has such an iteration."""
-        if not 1 <= iteration <= self._plan.iterations:
-            raise ProtocolError(f"{self.name} has iterations 1 to {self._plan.iterations}, not {iteration}.")
-        return asking_stage(iteration)
-
-    def _expect_stage(self, stage: int, what: str) -> HeteroClient:
-        """The client, if it is as far as that."""
-        if self._client is None or self._state.stage != stage or stage >= num_stages(self._plan):
+    def _opened(self) -> Member:
+        if self._member is None:
             raise ProtocolError(
-                f"{self.name} was asked to {what}, but has done {self._state.stage} of its stages.",
+                f"{self.name} was asked for more before its data were open: it has done 0 of its stages.",
                 remedy="Resume the run: the server then learns how far every site is.",
             )
-        return self._client
+        return self._member
 
     def _checked(self) -> _CheckedProtocol:
         if self._protocol is None:
             raise ProtocolError(f"{self.name} has no keys of this term yet.")
         return self._protocol
+
+
+def _measured(measure: Measure) -> Measured:
+    return Measured(torch.tensor(measure.accuracy, dtype=torch.float64), measure.num_queries)
 
 
 class _CheckedProtocol:

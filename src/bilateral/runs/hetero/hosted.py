@@ -7,15 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.kind import ServerAround, SiteAround, SiteParty, Sites
+from bilateral.engine.kind import ServerAround, Sites
 from bilateral.engine.remote.hosting import Advance, Quorum
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
 from bilateral.runs.hetero.conductor import HeteroConductor
-from bilateral.runs.hetero.desk import HeteroSiteDesk
-from bilateral.runs.hetero.directory import HeteroDirectory
 from bilateral.runs.hetero.parties import deal, make_client
-from bilateral.runs.hetero.plan import HeteroPlan, parse_hetero_plan
+from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
 from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 
@@ -29,12 +27,8 @@ class LocalHetero:
     """A heterogeneous run on this machine."""
 
     plan: HeteroPlan
-    own: HeteroDirectory
+    directory: RunDirectory
     known: PublicFacts
-
-    @property
-    def directory(self) -> RunDirectory:
-        return RunDirectory(self.own.path)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -48,17 +42,14 @@ class LocalHetero:
         return self._record().progress()
 
     def result(self) -> HeteroResult:
-        return self._record().result(self.own)
+        return self._record().result(self.directory.path)
 
     def _record(self) -> HeteroRecord:
-        return HeteroRecord.load(self.plan, self.known, self.own)
+        return HeteroRecord.load(self.plan, self.known, self.directory)
 
 
 class HostedHetero:
-    """Both ends of a heterogeneous run; `KIND` is this and more."""
-
-    def parse(self, values: dict[str, Any], source: str) -> HeteroPlan:
-        return parse_hetero_plan(values, source)
+    """What a host asks of a heterogeneous run; `KIND` is this and more."""
 
     def quorum(self, plan: HeteroPlan, num_members: int) -> Quorum:  # noqa: ARG002
         """Every site is needed."""
@@ -85,10 +76,10 @@ class HostedHetero:
         if resume:
             if output is None:
                 raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
-            directory = HeteroDirectory(output.resolve())
+            directory = RunDirectory(output.resolve())
             HeteroRecord.load(plan, facts, directory)  # refused before any process is started
         else:  # made only now: a plan or data that are refused leave nothing behind
-            directory = HeteroDirectory(HeteroDirectory.create(output, plan).path.resolve())
+            directory = RunDirectory(RunDirectory.create(output, plan).path.resolve())
             HeteroRecord(plan, facts).save(directory)  # a stop before the processes are up can be resumed too
         return LocalHetero(plan, directory, facts)
 
@@ -107,11 +98,6 @@ class HostedHetero:
             should_stop=around.should_stop,
         ).conduct()
 
-    def site(self, name: str, plan: HeteroPlan, around: SiteAround) -> SiteParty:
-        if around.store is None:
-            raise PlanError("A site of this kind keeps its state from term to term, and has no directory for it.")
-        return _OneLane(HeteroSiteDesk(name, plan, around.store, version=around.version, data_dir=around.data_dir))
-
 
 @dataclass(frozen=True)
 class _Lines:
@@ -127,19 +113,6 @@ class _Lines:
 
     def ping(self, site: str) -> bool | None:
         return self.sites.ping(site)
-
-
-@dataclass(frozen=True)
-class _OneLane:
-    """The other end of `_Lines`."""
-
-    desk: HeteroSiteDesk
-
-    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:
-        return self.desk.deliver(number if lane == _LANE else None, packet)
-
-    def is_idle(self) -> bool:
-        return self.desk.is_idle()
 
 
 def _facts(plan: HeteroPlan, data_dir: Path | None) -> PublicFacts:

@@ -125,6 +125,15 @@ def make_answers(plan: HeteroPlan, on_answered: Callable[[int], None] | None = N
     )
 
 
+def check_secure(plan: HeteroPlan) -> None:
+    """Clients at sites ask by secret-shared prediction, or not at all."""
+    if plan.answers != "secure":
+        raise PlanError(
+            f"answers = {plan.answers!r} would show every query to the server.",
+            remedy="Use secure answers, or --engine in-process.",
+        )
+
+
 def guarantee_of(plan: HeteroPlan) -> Guarantee:
     """What the plan's way of asking hides, and what it does not."""
     return Guarantee("plain answers", (), ()) if plan.answers == "plain" else guarantee(plan.num_answerers)

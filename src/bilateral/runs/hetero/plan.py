@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bilateral.engine.kind import HETERO
 from bilateral.engine.plan import ModelPlan
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
@@ -181,12 +182,12 @@ def parse_hetero_plan(values: dict[str, Any], source: str) -> HeteroPlan:
 
 def load_hetero_plan(path: str | Path) -> HeteroPlan:
     """Read a plan from a TOML file."""
-    return read_plan(HeteroPlan, path, "bilateral hetero", ONE_MODEL)
+    return read_plan(HeteroPlan, path, "bilateral hetero", ONE_MODEL, HETERO)
 
 
 def dump_hetero_plan(plan: HeteroPlan) -> str:
     """The plan as TOML."""
-    return as_toml(plan)
+    return f'kind = "{HETERO}"\n{as_toml(plan)}'
 
 
 def _digest(text: str) -> str:

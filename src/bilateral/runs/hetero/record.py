@@ -1,24 +1,26 @@
-"""What the server of a heterogeneous run knows, and keeps: how far every site is, and what was measured there.
+"""What the server of a heterogeneous run knows, and keeps: how far every client is, and what was measured there.
 
-It is in the run directory's checkpoint, which has no tensors: networks and sums are at the sites.
+It is in the run directory's checkpoint. That has no tensors if the clients are sites: networks and sums are with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import CheckpointError, ProtocolError
-from bilateral.runs.hetero.directory import HeteroDirectory
-from bilateral.runs.hetero.in_process import stages_of
+from bilateral.runs.hetero.member import Measure
 from bilateral.runs.hetero.messages import HeteroCard
 from bilateral.runs.hetero.parties import guarantee_of
 from bilateral.runs.hetero.plan import HeteroPlan
-from bilateral.runs.hetero.result import ClientOutcome, HeteroProgress, HeteroResult, Stage
-from bilateral.runs.hetero.state import num_measured, num_stages
+from bilateral.runs.hetero.result import ClientOutcome, HeteroProgress, HeteroResult
+from bilateral.runs.hetero.steps import num_measured, num_stages, stages_of
 
 _STAGES = "stages of "
 
@@ -33,7 +35,7 @@ class PublicFacts:
 
 @dataclass
 class SiteRecord:
-    """One site: the number of its stages that are done, and the measures among them."""
+    """One client: the number of its stages that are done, and the measures among them."""
 
     stage: int = 0
     accuracies: list[float] = field(default_factory=list)
@@ -53,39 +55,65 @@ class HeteroRecord:
     seconds: float = 0.0
     answered: float = 0.0
     sites: dict[str, SiteRecord] = field(default_factory=dict)
+    at_sites: bool = True
+    """Do the clients keep their own networks, elsewhere?"""
 
     def __post_init__(self) -> None:
-        self.sites = self.sites or {name: SiteRecord() for name in self.plan.clients.names}
+        self.sites = self.sites or {name: SiteRecord() for name in self.facts.num_samples}
 
     @staticmethod
-    def load(plan: HeteroPlan, facts: PublicFacts, directory: HeteroDirectory) -> HeteroRecord:
+    def load(plan: HeteroPlan, facts: PublicFacts, directory: RunDirectory) -> HeteroRecord:
         """What the last term kept."""
+        record = HeteroRecord(plan, facts)
         found = matching_checkpoint(plan.digest(), directory.checkpoint)
-        if "term" not in found.counters:
-            raise CheckpointError(
-                f"{directory.path} is a run in one process: its networks are in one file, and not with sites.",
-                remedy="Go on with it by the in-process engine.",
-            )
-        counters = found.counters
         with putting_back(directory.checkpoint):
-            record = HeteroRecord(plan, facts, int(counters["term"]), counters["seconds"], counters["answered"])
-            for name, site in record.sites.items():
-                own = [row for row in found.rows if row["client"] == name]
-                site.stage = int(counters[f"{_STAGES}{name}"])
-                site.accuracies = [float(row["accuracy"]) for row in own]
-                site.num_queries = [int(row["queries"]) for row in own]
+            record.load_state(found)
         return record
 
-    def save(self, directory: HeteroDirectory) -> None:
+    def save(self, directory: RunDirectory) -> None:
         """Replace the checkpoint, atomically."""
-        rows = [
+        save_checkpoint(self.checkpoint({}), directory.checkpoint)
+
+    def begin_term(self) -> None:
+        self.term, self.answered = self.term + 1, 0.0
+
+    def load_state(self, found: Checkpoint) -> None:
+        """Take over what a checkpoint says."""
+        counters = found.counters
+        if ("term" in counters) != self.at_sites:
+            raise CheckpointError(
+                "That is a run in one process: its networks are in one file, and not with sites."
+                if self.at_sites
+                else "That is a run on sites: its networks are with them, and not in one file.",
+                remedy=f"Go on with it by {'the in-process engine' if self.at_sites else 'the engine it was made by'}.",
+            )
+        self.seconds, self.answered = counters["seconds"], counters.get("answered", 0.0)
+        self.term = int(counters["term"] if self.at_sites else counters.get("resumed", 0))
+        for position, (name, site) in enumerate(self.sites.items()):
+            own = [row for row in found.rows if row["client"] == name]
+            done = found.next_round + len(self.sites) - 1 - position  # in one process clients take turns
+            site.stage = int(counters[f"{_STAGES}{name}"]) if self.at_sites else done // len(self.sites)
+            site.accuracies = [float(row["accuracy"]) for row in own]
+            site.num_queries = [int(row["queries"] or 0) for row in own]
+            if not site.stage <= num_stages(self.plan) or len(own) != num_measured(site.stage):
+                raise ValueError(f"{name} cannot have done {site.stage} stages with {len(own)} measures")
+
+    def checkpoint(self, tensors: Mapping[str, torch.Tensor]) -> Checkpoint:
+        """All that is known here. In one process `tensors` are everybody's networks and sums."""
+        rows: list[dict[str, Any]] = [
             {"client": name, "iteration": iteration, "accuracy": accuracy, "queries": queries}
             for name, site in self.sites.items()
             for iteration, (accuracy, queries) in enumerate(zip(site.accuracies, site.num_queries, strict=True))
         ]
-        counters = {"term": self.term, "seconds": self.seconds, "answered": self.answered}
-        counters |= {f"{_STAGES}{name}": site.stage for name, site in self.sites.items()}
-        save_checkpoint(Checkpoint(self.plan.digest(), self.stages_done, {}, rows, counters), directory.checkpoint)
+        counters: dict[str, float] = {"seconds": self.seconds}
+        if self.at_sites:
+            counters = {"term": self.term, "seconds": self.seconds, "answered": self.answered}
+            counters |= {f"{_STAGES}{name}": site.stage for name, site in self.sites.items()}
+        else:
+            counters["resumed"] = self.term
+            rows = [{**row, "queries": row["queries"] if row["iteration"] else None} for row in rows]
+            rows.sort(key=lambda row: int(row["iteration"]))  # as it happened
+        return Checkpoint(self.plan.digest(), self.stages_done, tensors, rows, counters)
 
     def take_card(self, name: str, card: HeteroCard) -> None:
         """Believe a site about its own state: it may have done a stage whose reply was lost. Others are refused."""
@@ -103,13 +131,12 @@ class HeteroRecord:
         self.sites[name].stage += 1
         self.answered = 0.0
 
-    def measured(self, name: str, accuracy: torch.Tensor, num_queries: int) -> None:
-        """A site has trained, and says how well."""
-        check_accuracies(name, accuracy.reshape(-1), 1)
+    def measured(self, name: str, measure: Measure) -> None:
+        """A client has trained, and says how well."""
         site = self.sites[name]
         site.stage += 1
-        site.accuracies.append(float(accuracy))
-        site.num_queries.append(num_queries)
+        site.accuracies.append(measure.accuracy)
+        site.num_queries.append(measure.num_queries)
 
     def at_stage(self, stage: int) -> list[str]:
         """The sites that have done just so many of their stages."""
@@ -125,7 +152,7 @@ class HeteroRecord:
 
     def progress(self) -> HeteroProgress:
         stages = stages_of(self.plan, self.facts.num_samples)
-        left = [stage for stage in stages if self.sites[stage.client].stage <= _own_index(stage)]
+        left = [stage for stage in stages if self.sites[stage.client].stage <= stage.own_index]
         at_hand = left[0] if left else None
         work_left = sum(stage.work for stage in left)
         if at_hand is not None and at_hand.kind == "ask":
@@ -133,7 +160,7 @@ class HeteroRecord:
         share_done = 1.0 - work_left / sum(stage.work for stage in stages)
         return HeteroProgress(share_done, len(stages) - len(left), len(stages), at_hand)
 
-    def result(self, directory: HeteroDirectory) -> HeteroResult:
+    def result(self, output: Path | None) -> HeteroResult:
         clients = tuple(
             ClientOutcome(
                 name,
@@ -147,13 +174,8 @@ class HeteroRecord:
         total = num_stages(self.plan) * len(self.sites)
         guarantee = guarantee_of(self.plan)
         return HeteroResult(
-            self.plan, self.facts.dataset, clients, guarantee, self.seconds, self.stages_done, total, directory.path
+            self.plan, self.facts.dataset, clients, guarantee, self.seconds, self.stages_done, total, output
         )
-
-
-def _own_index(stage: Stage) -> int:
-    """Which of its client's stages this is, from 0."""
-    return 2 * stage.iteration - (stage.kind == "ask")
 
 
 def check_card(name: str, card: HeteroCard, plan: HeteroPlan) -> None:

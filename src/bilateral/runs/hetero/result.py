@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.steps import Stage
 
 AVERAGE = "average"
-StageKind = Literal["train", "ask", "retrain"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One client's part of one step. `work` is a rough number of sample passes, for the time left."""
-
-    kind: StageKind
-    client: str
-    iteration: int
-    work: float
-
-    def __str__(self) -> str:
-        if self.kind == "train":
-            return f"{self.client} trains"
-        verb = "asks" if self.kind == "ask" else "retrains"
-        return f"{self.client} {verb}, iteration {self.iteration}"
 
 
 @dataclass(frozen=True)
@@ -38,6 +22,19 @@ class HeteroProgress:
     stages_done: int
     num_stages: int
     stage: Stage | None
+    metrics: dict[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def num_done(self) -> int:
+        return self.stages_done
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_stages
+
+    def __str__(self) -> str:
+        count = f"stage {min(self.stages_done + 1, self.num_stages)} of {self.num_stages}"
+        return f"{count}: {self.stage}" if self.stage is not None else "done"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What a site of a heterogeneous run keeps on its own disk: its network, the sums that wait, and how far it is.
 
-A site has 1 + 2 x iterations stages of its own: it trains; in every iteration it asks, then it retrains. The state is
-written after each of them, before the server hears of it, and never leaves the site.
+The state is written after each of its stages (`steps.py`), before the server hears of it, and never leaves the site.
 """
 
 from __future__ import annotations
@@ -16,23 +15,9 @@ from torch import Tensor
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
 from bilateral.errors import CheckpointError
 from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.runs.hetero.steps import num_measured, waits_for_retraining
 
 _MODEL, _SUMS = "model/", "sums"
-
-
-def num_stages(plan: HeteroPlan) -> int:
-    """Of one site."""
-    return 1 + 2 * plan.iterations
-
-
-def asking_stage(iteration: int) -> int:
-    """How many stages a site has done when it is about to ask; it has retrained before, or trained alone."""
-    return 2 * iteration - 1
-
-
-def num_measured(stage: int) -> int:
-    """How often a site was measured in its first `stage` stages."""
-    return (stage + 1) // 2
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +55,7 @@ class SiteStore:
                 [float(row["accuracy"]) for row in found.rows],
                 [int(row["queries"]) for row in found.rows],
             )
-        waits = state.stage > 0 and state.stage % 2 == 0
+        waits = waits_for_retraining(state.stage)
         if len(state.accuracies) != num_measured(state.stage) or (state.sums is not None) != waits:
             raise CheckpointError(f"{self._file} is not a state that a site keeps.", remedy="Start a new run.")
         return state

@@ -14,7 +14,6 @@ from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import Training, relative_difference
 from bilateral.models.coverage import coverage
 from bilateral.models.modes import set_training
-from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.statistics import collect_batch_statistics
 
 
@@ -34,14 +33,14 @@ class ClientView:
         return asdict(self)
 
 
-def client_view(training: Training, message: PerturbedModel, split: Split, loss: str) -> ClientView | None:
-    """Compare `message` with the model it was made from; predictions are read off as they come.
+def client_view(training: Training, round_index: int, split: Split, loss: str) -> ClientView | None:
+    """Compare what a client would be sent with the model it is made from; predictions are read off as they come.
 
-    None where there is nothing to compare: BatchNorm cannot normalise a single test sample by itself, and P2's clients
-    have another network (with transitional layers).
+    None where there is nothing to compare: clients are sent the model itself, BatchNorm cannot normalise a single test
+    sample by itself, and P2's clients have another network (with transitional layers).
     """
-    graph = training.graph
-    if message.parameters.numel() != graph.num_parameters or (graph.statistics and len(split) < 2):
+    graph, message = training.graph, training.disguised(round_index)
+    if message is None or message.parameters.numel() != graph.num_parameters or (graph.statistics and len(split) < 2):
         return None
     seen = copy.deepcopy(training.model)
     values = graph.unflatten(message.parameters)

@@ -12,53 +12,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from bilateral.documents import parse_json
-from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
-from bilateral.engine.events import MessageRefused, RunEnded, SiteMissed
+from bilateral.engine.checkpoint import Checkpoint
+from bilateral.engine.events import MessageRefused, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
+from bilateral.engine.kind import ENROLMENT, ROUNDS, Sites, kind_named
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.edge import MAX_REASON, REFUSED, REPLY, SiteSilentError
 from bilateral.engine.run_directory import RunDirectory, write_json
 from bilateral.engine.secrets import Secrets
-from bilateral.engine.setup import REFERENCE, Blueprint, make_blueprints, reference_plan
+from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
+from bilateral.engine.term import LOCK_PATIENCE, Term
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import BilateralError, CheckpointError, ProtocolError, SitesMissingError
+from bilateral.errors import CheckpointError, ProtocolError, SitesMissingError
 from bilateral.protocols.wire import decode, digest, encode
 from bilateral.runs.rounds.attendance import Attendance
-from bilateral.runs.rounds.enrolment import Briefing, SiteCard
-from bilateral.runs.rounds.in_process import no_record
+from bilateral.runs.rounds.enrolment import BRIEF, INTRODUCE, Briefing, SiteCard
+from bilateral.runs.rounds.in_process import has_reference, no_record
 from bilateral.runs.rounds.loop import Lane, RoundLoop
-from bilateral.runs.rounds.remote_exchange import RemoteExchange, SiteCall, Tickets, Timing
+from bilateral.runs.rounds.remote_exchange import RemoteExchange, Tickets, Timing
 from bilateral.runs.rounds.result import RoundReport, RunResult
 
 MAX_SAMPLES = 10**9
-LOCK_PATIENCE = 60.0
-"""How long a new term waits for the process of the last one to be gone."""
 MakeSecrets = Callable[[int, Sequence[str]], Secrets]
 """The server's secrets for a term, given its number and the members."""
-
-
-class Sites(Protocol):
-    """The transport, as the server sees it. All of it may raise `SiteSilentError` and is called from many threads."""
-
-    @property
-    def call(self) -> SiteCall:
-        """A packet to a site."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """The sites of this term."""
-        ...
-
-    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]: ...
-
-    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]: ...
-
-    def ping(self, site: str) -> bool | None: ...
 
 
 @dataclass
@@ -81,27 +62,21 @@ class Conductor:
 
     def conduct(self) -> RunResult:
         directory = RunDirectory.create_or_open(self.path, self.plan)
+        term = Term(
+            kind_named(ROUNDS), self.plan, self.engine, directory, on_step=self.on_round, should_stop=self.should_stop
+        )
         # A conversation and a call a site, and calls to dead sites that have not timed out yet.
         workers = 8 * max(len(self.sites.names()), 1)
-        with directory.locked(LOCK_PATIENCE), _pool(workers) as pool:
-            directory.clear_stop()
-            checkpoint = None
-            if directory.checkpoint.exists():
-                checkpoint = matching_checkpoint(self.plan.digest(), directory.checkpoint)
-            try:
-                loop, attendance = self._prepare(directory, pool, checkpoint)
-            except BilateralError as error:
-                directory.tell(RunEnded(checkpoint.next_round if checkpoint else 0, False, str(error)))
-                raise
-            try:
-                return loop.run()
-            finally:
-                attendance.close()
+        with term.held(LOCK_PATIENCE), site_pool(workers) as pool:
+            checkpoint = term.last_checkpoint()
+            loop, _ = self._prepare(directory, pool, checkpoint)
+            result: RunResult = term.drive(loop, checkpoint)
+        return result
 
     def _prepare(
         self, directory: RunDirectory, pool: ThreadPoolExecutor, checkpoint: Checkpoint | None
     ) -> tuple[RoundLoop, Attendance]:
-        """Enrol the sites, build the server's side, and put the checkpoint back."""
+        """Enrol the sites and build the server's side."""
         term = 0 if checkpoint is None else int(checkpoint.counters["term"]) + 1
         enrolment = _Enrolment(self, directory, pool)
         federation = enrolment.federation()
@@ -110,14 +85,13 @@ class Conductor:
         blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
         enrolled = enrolment.brief(blueprints[0], secrets, term)  # and binds the secrets, before any is used
         enrolment.check_enough(enrolled, sites_needed(self.plan, len(names)))
-        stop = partial(self._is_asked_to_stop, directory)
         attendance = Attendance(
             enrolled,
             self.sites.ping,
             directory.tell,
             sites_needed(self.plan, len(names)),
             self.plan.federation.patience,
-            stop,
+            partial(self._is_asked_to_stop, directory),
             all_invited=self.plan.masks(len(names)) == "float",
         )
         transcript = Transcript()
@@ -145,15 +119,10 @@ class Conductor:
             lanes[1] if len(lanes) > 1 else None,
             directory,
             transcript,
-            engine=self.engine,
-            checkpoint_every=1,
             gather=attendance.gather,
             on_contributors=attendance.contributed,
-            on_round=self.on_round,
-            should_stop=stop,
+            on_close=attendance.close,
         )
-        if checkpoint is not None:
-            loop.resume(checkpoint)
         return loop, attendance
 
     def _is_asked_to_stop(self, directory: RunDirectory) -> bool:
@@ -163,7 +132,7 @@ class Conductor:
         """The plan, and FedSGD beside it if that was asked for when the run began."""
         wanted = self.reference
         if checkpoint is not None:
-            wanted = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
+            wanted = has_reference(checkpoint)
         bare = reference_plan(self.plan)
         return [self.plan, bare] if wanted and bare != self.plan else [self.plan]
 
@@ -187,7 +156,9 @@ class _Enrolment:
         for name in unknown:
             self.directory.tell(MessageRefused(name, 0, f"{name} is not a site of this plan."))
         present = [name for name in view.names if name in around.sites.names()]
-        self._cards = self._ask(present, lambda site: around.sites.introduce(site, around.plan.federation.timeout))
+        self._cards = self._ask(
+            present, lambda site: around.sites.call(site, ENROLMENT, INTRODUCE, [], around.plan.federation.timeout)
+        )
         counts = self._sample_counts(view.names) if needs_sample_counts(around.plan) else dict.fromkeys(view.names, 0)
         return view.with_members(counts)
 
@@ -213,7 +184,9 @@ class _Enrolment:
         if self._new_counts is not None:  # everything could be built from them: they are the run's
             write_json(self._counts_file, self._new_counts)
         timeout = around.plan.federation.timeout
-        return list(self._ask(list(self._cards), lambda site: around.sites.brief(site, briefing, timeout)))
+        return list(
+            self._ask(list(self._cards), lambda site: around.sites.call(site, ENROLMENT, BRIEF, [briefing], timeout))
+        )
 
     @property
     def _counts_file(self) -> Path:
@@ -288,7 +261,7 @@ def _read_counts(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+def site_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
     """Threads for calls to sites; the end does not wait for calls to dead ones."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="site")
     try:

@@ -27,6 +27,7 @@ from bilateral.engine.federation import (
     member_names,
     needs_sample_counts,
 )
+from bilateral.engine.kind import ENROLMENT
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.edge import SiteEdge, log, refusal
 from bilateral.engine.secrets import Secrets
@@ -38,7 +39,7 @@ from bilateral.learning.vocabulary import TO_CLIENT
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.protocols.wire import decode, digest, encode
-from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+from bilateral.runs.rounds.enrolment import BRIEF, INTRODUCE, Briefing, SiteCard
 
 MakeSecrets = Callable[[Briefing], Secrets]
 """The site's secrets for a term: drawn from the plan's seed in a simulation, from the operating system otherwise."""
@@ -82,18 +83,27 @@ class SiteDesk(SiteEdge):
             return self._answer(lambda: self._brief(data))
 
     def deliver(self, lane: object, ticket: object, packet: object) -> dict[str, Any]:
-        """A packet for the client of a lane. Of several that wait, all but the newest are dropped."""
+        """A packet for the client of a lane (of several that wait, all but the newest are dropped), or to enrol."""
         if type(ticket) is not int or type(lane) is not int or not isinstance(packet, list | tuple):
             return refusal("the packet is malformed.")
         parts = [data for data in packet if isinstance(data, bytes)]
         if len(parts) != len(packet):
             return refusal("the packet is malformed.")
+        if lane == ENROLMENT:
+            return self._enrol(ticket, parts)
         with self._waiting:
             self._newest = max(self._newest, ticket)
         with self._at_work:
             if ticket < self._newest:
                 return refusal("a later packet has arrived.")
             return self._answer(lambda: self._handle(lane, parts))
+
+    def _enrol(self, number: int, packet: Sequence[bytes]) -> dict[str, Any]:
+        if number == INTRODUCE and not packet:
+            return self.introduce()
+        if number == BRIEF and len(packet) == 1:
+            return self.brief(packet[0])
+        return refusal("the packet is malformed.")
 
     def _introduce(self) -> bytes:
         if self._share is None:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from bilateral.protocols.messages import Message
 
+INTRODUCE, BRIEF = 0, 1
+"""The numbers of the two packets to a site on the lane of enrolment: nothing, and the `Briefing`."""
+
 
 @dataclass(frozen=True)
 class SiteCard(Message):

@@ -16,7 +16,7 @@ from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
 from bilateral.engine.federation import Problem, load_server_view
 from bilateral.engine.named_code import check_named, check_named_by_user, is_own_code
-from bilateral.engine.plan import RunPlan
+from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import analyse, initial_model
 from bilateral.engine.stack import combination_of
@@ -54,7 +54,7 @@ def export_run(
     single round that succeeded is refused.
     """
     run_directory, target = Path(run_directory), Path(target)
-    directory, plan = RunDirectory.open(run_directory)
+    directory, plan = RunDirectory.open(run_directory, load_plan)
     if target.exists():
         raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
     writer = _WRITERS.get(target.suffix)

@@ -11,24 +11,19 @@ from typing import Any
 
 from bilateral.engine.checkpoint import matching_checkpoint
 from bilateral.engine.federation import member_names, needs_sample_counts
-from bilateral.engine.kind import ENROLMENT, ServerAround, SiteAround, SiteParty, Sites
-from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
-from bilateral.engine.remote.edge import refusal
+from bilateral.engine.kind import ServerAround
+from bilateral.engine.plan import RunPlan, fingerprint_of
 from bilateral.engine.remote.hosting import Advance, Quorum
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunReader, RunStatus
 from bilateral.engine.secrets import Secrets, SimulatedSecrets
 from bilateral.engine.setup import REFERENCE
 from bilateral.errors import DeploymentError, PlanError
-from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.runs.rounds.conductor import Conductor, sites_needed
-from bilateral.runs.rounds.desk import SiteDesk
-from bilateral.runs.rounds.enrolment import Briefing
 from bilateral.runs.rounds.result import RoundReport, RunResult
 
 REFERENCE_OPTION = "reference"
-_INTRODUCE, _BRIEF = 0, 1
-"""The numbers of the two calls of an enrolment."""
+"""The option that trains FedSGD beside the run."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +77,7 @@ class LocalRounds:
 
 
 class HostedRounds:
-    """Both ends of rounds; `KIND` is this and more."""
-
-    def parse(self, values: dict[str, Any], source: str) -> RunPlan:
-        return parse_plan(values, source)
+    """What a host asks of rounds; `KIND` is this and more."""
 
     def fingerprint_of(self, values: Mapping[str, Any]) -> str:
         return fingerprint_of(values)
@@ -133,7 +125,7 @@ class HostedRounds:
         return Conductor(
             plan,
             path,
-            EnrollingSites(around.sites),
+            around.sites,
             around.make_secrets or simulated,
             around.version,
             around.engine,
@@ -143,66 +135,6 @@ class HostedRounds:
             on_round=note,
             should_stop=around.should_stop,
         )
-
-    def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
-        def secrets(briefing: Briefing) -> Secrets:
-            if around.make_secrets is None:
-                return SimulatedSecrets(plan.seed, briefing.members, briefing.term)
-            return around.make_secrets(briefing.run_id, briefing.members, briefing.term)
-
-        spent = around.spent_file if plan.noise.mechanism == "sound" else None
-        desk = SiteDesk(
-            name,
-            plan,
-            secrets,
-            version=around.version,
-            reference=around.options.get(REFERENCE_OPTION) is True,
-            data_dir=around.data_dir,
-            data_settings=around.data_settings,
-            counter=None if spent is None else FileCounter(spent),
-        )
-        return EnrolledSite(desk)
-
-
-@dataclass(frozen=True)
-class EnrollingSites:
-    """Sites that are introduced and briefed on the lane of enrolment."""
-
-    sites: Sites
-
-    def names(self) -> Sequence[str]:
-        return self.sites.names()
-
-    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]:
-        return self.sites.call(site, ENROLMENT, _INTRODUCE, [], timeout)
-
-    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]:
-        return self.sites.call(site, ENROLMENT, _BRIEF, [briefing], timeout)
-
-    def call(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
-        return self.sites.call(site, lane, ticket, packet, timeout)
-
-    def ping(self, site: str) -> bool | None:
-        return self.sites.ping(site)
-
-
-@dataclass(frozen=True)
-class EnrolledSite:
-    """The other end of `EnrollingSites`."""
-
-    desk: SiteDesk
-
-    def deliver(self, lane: object, number: object, packet: object) -> dict[str, Any]:
-        if lane != ENROLMENT:
-            return self.desk.deliver(lane, number, packet)
-        if number == _INTRODUCE and packet in ([], ()):
-            return self.desk.introduce()
-        if number == _BRIEF and isinstance(packet, list | tuple) and len(packet) == 1:
-            return self.desk.brief(packet[0])
-        return refusal("the packet is malformed.")
-
-    def is_idle(self) -> bool:
-        return self.desk.is_idle()
 
 
 def _directory(plan: RunPlan, output: Path | None, resume: bool) -> RunDirectory:

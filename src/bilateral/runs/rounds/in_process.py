@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 from bilateral.arguments import checked
-from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint
+from bilateral.engine.checkpoint import Checkpoint
 from bilateral.engine.federation import load_federation
+from bilateral.engine.kind import ROUNDS, kind_named
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.setup import REFERENCE, make_blueprints, reference_plan
+from bilateral.engine.term import IN_PROCESS, Term, checkpoint_to_resume
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import PlanError
 from bilateral.learning.exchange import Dropouts
 from bilateral.protocols.messages import Message
 from bilateral.randomness import SeededRandomness
@@ -42,44 +42,55 @@ def run(
     `save` keeps plan, metrics, events and checkpoints in `output`; `resume` goes on from the checkpoint there.
     `should_stop` is asked after every round; a stopped run leaves a checkpoint.
     """
-    output = None if output is None else Path(output)
+    path = None if output is None else Path(output)
+    directory = None if path is None else RunDirectory(path)
     checkpoint: Checkpoint | None = None
     if resume:
-        if output is None:
-            raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
-        checkpoint = matching_checkpoint(plan.digest(), RunDirectory(output).checkpoint)
-        reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
-    federation = load_federation(plan, None if data_dir is None else Path(data_dir))
-    bare = reference_plan(plan)
+        checkpoint = checkpoint_to_resume(plan, directory)
+        reference = has_reference(checkpoint)
     if reference is None:
         reference = plan.noise.mechanism != "sound"
+    loop = loop_here(plan, None if data_dir is None else Path(data_dir), reference, keep_messages=keep_messages)
+    if not resume:  # made only now: a plan or data that are refused leave nothing behind
+        directory = RunDirectory.create(path, plan) if save else None
+    loop.directory = directory
+    term = Term(
+        kind_named(ROUNDS),
+        plan,
+        IN_PROCESS,
+        directory,
+        every=plan.training.checkpoint_every,
+        on_step=on_round or (lambda _: None),
+        should_stop=should_stop or (lambda: False),
+    )
+    with term.held():
+        result: RunResult = term.drive(loop, checkpoint)
+    return result
+
+
+def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_messages: bool = False) -> RoundLoop:
+    """The rounds of a federation whose parties are all in this process."""
+    federation = load_federation(plan, data_dir)
+    bare = reference_plan(plan)
     main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
     transcript = Transcript(keep_messages)
     rate = plan.federation.dropout
     dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
-    main_lane = Lane(main.server(), main.local_exchange(transcript.record, dropouts))
-    reference_lane = Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None
-    directory = None  # made only now: a plan or data that are refused leave nothing behind
-    if checkpoint is not None and output is not None:
-        directory = RunDirectory(output)
-    elif save:
-        directory = RunDirectory.create(output, plan)
-    loop = RoundLoop(
+    return RoundLoop(
         plan,
         federation.names,
         federation.test_data,
         federation.problem.loss,
-        main_lane,
-        reference_lane,
-        directory,
+        Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
+        Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
+        None,
         transcript,
-        on_round=on_round or (lambda _: None),
-        should_stop=should_stop or (lambda: False),
     )
-    with directory.locked() if directory is not None else nullcontext():
-        if checkpoint is not None:
-            loop.resume(checkpoint)
-        return loop.run()
+
+
+def has_reference(checkpoint: Checkpoint) -> bool:
+    """Was FedSGD trained beside the run?"""
+    return any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
 
 
 def no_record(round_index: int, sender: str, receiver: str, message: Message) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bilateral.data import Split
-from bilateral.engine.checkpoint import Checkpoint, putting_back, restore, save_checkpoint, training_tensors
+from bilateral.engine.checkpoint import Checkpoint, restore, training_tensors
 from bilateral.engine.events import (
     Evaluated,
     Event,
@@ -25,8 +25,6 @@ from bilateral.engine.events import (
     RecoveryChecked,
     RoundDone,
     RoundFailed,
-    RunEnded,
-    RunStarted,
 )
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
@@ -37,7 +35,6 @@ from bilateral.learning.client import sample_clients
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
-from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.randomness import SeededRandomness
@@ -66,10 +63,10 @@ def everyone(round_index: int, invited: Sequence[str]) -> Sequence[str]:  # noqa
 
 @dataclass
 class RoundLoop:
-    """Rounds from the last checkpoint to the end of the plan.
+    """The server's side of rounds: a `ServerRun` whose steps are rounds.
 
-    `reference`: plain FedSGD over the same contributors, round by round, as a yardstick. `checkpoint_every` 1 makes
-    every round durable before the next begins: killed at any moment, a run goes on with no round lost or applied
+    `reference`: plain FedSGD over the same contributors, round by round, as a yardstick. A checkpoint after every
+    round makes each durable before the next begins: killed at any moment, a run goes on with no round lost or applied
     twice. The line about a round is written before its checkpoint, so a round may be told of twice; the last counts.
     """
 
@@ -81,12 +78,9 @@ class RoundLoop:
     reference: Lane | None
     directory: RunDirectory | None
     transcript: Transcript
-    engine: str = "in-process"
-    checkpoint_every: int | None = None
     gather: Gather = everyone
     on_contributors: Callable[[Sequence[str]], None] = lambda _: None
-    on_round: Callable[[RoundReport], None] = lambda _: None
-    should_stop: Callable[[], bool] = lambda: False
+    on_close: Callable[[], None] = lambda: None
     _next_round: int = field(default=0, init=False)
     _term: int = field(default=0, init=False)
     _rows: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -95,17 +89,27 @@ class RoundLoop:
     _largest_difference: float = field(default=0.0, init=False)
     _num_told: int = field(default=0, init=False)
     _recovery: RecoveryReport | None = field(default=None, init=False)
+    _metrics: dict[str, float] = field(default_factory=dict, init=False)
+    _difference: float | None = field(default=None, init=False)
+    _started: float | None = field(default=None, init=False)
 
     @property
     def next_round(self) -> int:
         """Rounds done so far; the index of the next one."""
         return self._next_round
 
-    def resume(self, checkpoint: Checkpoint) -> None:
+    @property
+    def term(self) -> int:
+        return self._term
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(self.names)
+
+    def load(self, state: Checkpoint) -> None:
         """Put everything back as it was after the checkpoint's last round."""
         assert self.directory is not None
-        with putting_back(self.directory.checkpoint):
-            self._restore(checkpoint, self.directory.checkpoint)
+        self._restore(state, self.directory.checkpoint)
 
     def _restore(self, checkpoint: Checkpoint, path: Path) -> None:
         restore(self._trainings, checkpoint, path)
@@ -121,42 +125,57 @@ class RoundLoop:
         self.main.training.aggregation.incidents.extend(Incident(**incident) for incident in checkpoint.incidents)
         self._num_told = len(checkpoint.incidents)
 
-    def run(self) -> RunResult:
-        """Go on to the end of the plan, or until `should_stop` says so after a round."""
+    def enrol(self) -> None:
+        """Whoever built this has enrolled the clients."""
+
+    def begin(self) -> None:
+        """The recovery is checked and the initial model measured."""
+        self._started = time.perf_counter()
+        self._check_recovery()
+        self._metrics = self._evaluate(self.main.training)
+        if not self._rows:
+            self._rows.append({"round": 0, **self._metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self.tell(Evaluated(0, self._metrics, 0.0 if self.reference else None))
+            self._write_privacy()
+        self._write_metrics()
+
+    def steps(self) -> Iterator[int]:
+        """The rounds that are left, by index."""
+        while self._next_round < self.plan.training.rounds:
+            yield self._next_round
+
+    def do(self, step: int) -> None:
+        """One round; the model is measured as often as the plan says, and after the last."""
         try:
-            return self._run()
-        except BilateralError as error:
+            self._advance(step)
+            self._next_round += 1
+            self._difference = self._compare()
+            if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
+                self._metrics = self._evaluate(self.main.training)
+                self._rows.append(
+                    {"round": self._next_round, **self._metrics, "difference_to_fedavg": self._difference}
+                )
+                self.tell(Evaluated(self._next_round, self._metrics, self._difference))
+                self._write_metrics()
+        except BilateralError:
             self._tell_incidents()
-            self.tell(RunEnded(self._next_round, False, str(error)))
             raise
 
-    def _run(self) -> RunResult:
-        rounds, every = self.plan.training.rounds, self.checkpoint_every or self.plan.training.checkpoint_every
-        started = time.perf_counter()
-        self.tell(RunStarted(self.engine, self._term, self._next_round, rounds, tuple(self.names), self.plan.digest()))
-        self._check_recovery()
-        metrics = self._evaluate(self.main.training)
-        if not self._rows:
-            self._rows.append({"round": 0, **metrics, "difference_to_fedavg": 0.0 if self.reference else None})
-            self.tell(Evaluated(0, metrics, 0.0 if self.reference else None))
-            self._write_privacy()
-        self._save(self._seconds_before)  # from here on the directory can be resumed, and the term is counted
-        while self._next_round < rounds:
-            self._advance(self._next_round)
-            self._next_round += 1
-            last = self._next_round == rounds
-            difference = self._difference()
-            if last or self._next_round % self.plan.training.evaluate_every == 0:
-                metrics = self._evaluate(self.main.training)
-                self._rows.append({"round": self._next_round, **metrics, "difference_to_fedavg": difference})
-                self.tell(Evaluated(self._next_round, metrics, difference))
-            stopping = self.should_stop() and not last
-            if last or stopping or self._next_round % every == 0:
-                self._save(self._seconds_before + time.perf_counter() - started)
-            self.on_round(RoundReport(self._next_round, rounds, metrics, difference, len(self._failed)))
-            if stopping:
-                break
-        return self._result(self._seconds_before + time.perf_counter() - started)
+    def progress(self) -> RoundReport:
+        rounds = self.plan.training.rounds
+        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed))
+
+    def close(self) -> None:
+        self.on_close()
+
+    @property
+    def _is_last(self) -> bool:
+        return self._next_round == self.plan.training.rounds
+
+    @property
+    def _seconds(self) -> float:
+        """Of all terms."""
+        return self._seconds_before + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def _check_recovery(self) -> None:
         """Before anything else, in every term: an evaluation would reset the modes of the model's layers."""
@@ -224,7 +243,7 @@ class RoundLoop:
         recent = self.main.training.aggregation.incidents[-MAX_INCIDENTS:]
         return [replace(incident, reason=incident.reason[:MAX_REASON]) for incident in recent]
 
-    def _difference(self) -> float | None:
+    def _compare(self) -> float | None:
         if self.reference is None:
             return None
         difference = relative_difference(self.main.training.weights(), self.reference.training.weights())
@@ -240,66 +259,57 @@ class RoundLoop:
             )
         return metrics
 
+    def _write_metrics(self) -> None:
+        if self.directory is not None:
+            self.directory.write_metrics(self._rows)
+
     def _write_privacy(self) -> None:
         if self.directory is not None:
             privacy = self.main.training.privacy
             self.directory.write_privacy(self.main.training.guarantee.as_dict(), privacy.as_dict() if privacy else None)
 
-    def _save(self, seconds: float) -> None:
-        if self.directory is None:
-            return
+    def state(self) -> Checkpoint:
+        """After the rounds so far."""
         counters = {
             "bytes_up": self.transcript.bytes_up,
             "bytes_down": self.transcript.bytes_down,
             "num_messages": self.transcript.num_messages,
-            "seconds": seconds,
+            "seconds": self._seconds,
             "largest_difference": self._largest_difference,
             "term": self._term,
         }
-        save_checkpoint(
-            Checkpoint(
-                self.plan.digest(),
-                self._next_round,
-                training_tensors(self._trainings),
-                self._rows,
-                counters,
-                [asdict(failed) for failed in self._failed],
-                [asdict(incident) for incident in self._incidents()],
-            ),
-            self.directory.checkpoint,
+        return Checkpoint(
+            self.plan.digest(),
+            self._next_round,
+            training_tensors(self._trainings),
+            self._rows,
+            counters,
+            [asdict(failed) for failed in self._failed],
+            [asdict(incident) for incident in self._incidents()],
         )
-        self.directory.write_metrics(self._rows)
 
-    def _result(self, seconds: float) -> RunResult:
-        view, main = None, self.main.training
-        opening = main.server.start_round(self._next_round)
-        if isinstance(opening, PerturbedModel):  # what a client would be sent next
-            view = client_view(main, opening, self.test, self.loss)
-        finished = self._next_round == self.plan.training.rounds
-        result = RunResult(
+    def result(self, output: Path | None) -> RunResult:
+        seconds, main = self._seconds, self.main.training
+        return RunResult(
             plan=self.plan,
             model=main.model,
+            view=client_view(main, self._next_round, self.test, self.loss),
             metrics=self._evaluate(main),
             rows=self._rows,
             rounds=self._next_round,
             seconds=seconds,
             transcript=self.transcript,
             difference_to_fedavg=self._largest_difference if self.reference else None,
-            final_difference_to_fedavg=self._difference(),
+            final_difference_to_fedavg=self._compare(),
             metrics_of_fedavg=self._evaluate(self.reference.training) if self.reference else None,
-            view=view,
             guarantee=main.guarantee,
             privacy=main.privacy,
             failed=tuple(self._failed),
             incidents=tuple(self._incidents()),
-            output=self.directory.path if self.directory else None,
-            finished=finished,
+            output=output,
+            finished=self._is_last,
             recovery=self._recovery,
         )
-        if self.directory is not None:
-            self.directory.write_result(result.as_dict())
-        self.tell(RunEnded(self._next_round, finished, "the plan's rounds are done" if finished else "asked to stop"))
-        return result
 
 
 def _digest(gradient: Tensor | None) -> str:

@@ -29,7 +29,9 @@ from bilateral.runs.rounds.attendance import Attendance
 class SiteCall(Protocol):
     """The transport: one packet to one site, its answer, or `SiteSilentError`. Called from many threads."""
 
-    def __call__(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]: ...
+    def __call__(
+        self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float, /
+    ) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)

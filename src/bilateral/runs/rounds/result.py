@@ -36,6 +36,20 @@ class RoundReport:
     difference_to_fedavg: float | None
     num_failed: int = 0
 
+    @property
+    def num_done(self) -> int:
+        return self.round_index
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_rounds
+
+    def __str__(self) -> str:
+        metric, value = main_metric(self.metrics)
+        difference = self.difference_to_fedavg
+        failed = f"  {self.num_failed} failed" if self.num_failed else ""
+        return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed
+
 
 @dataclass(frozen=True)
 class RunResult:

@@ -1,0 +1,194 @@
+"""A kind of run from outside the package: one object and one call of the registry, and everything works on it."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from tests.cli.conftest import bilateral  # noqa: F401 (a fixture)
+
+from bilateral.engine import kind as kinds
+from bilateral.engine.checkpoint import Checkpoint
+from bilateral.engine.events import Evaluated
+from bilateral.engine.here import run_here
+from bilateral.engine.kind import Outline, Vocabulary, kind_named, kind_names, register, unregister
+from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_status import read_run
+from bilateral.errors import CheckpointError, PlanError
+from bilateral.protocols.guarantee import Guarantee
+
+
+@dataclass(frozen=True)
+class CountingPlan:
+    """Count to `target`."""
+
+    target: int = 4
+
+    def digest(self):
+        return f"counting to {self.target}"
+
+    def model_dump_json(self):
+        return json.dumps({"target": self.target})
+
+
+@dataclass(frozen=True)
+class CountingProgress:
+    num_done: int
+    num_steps: int
+    metrics: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CountingResult:
+    count: int
+    finished: bool
+    output: object
+
+    def as_dict(self):
+        return {"count": self.count, "finished": self.finished, "output": str(self.output)}
+
+
+class Counting:
+    """The server's side: a step adds one."""
+
+    members = ("one", "two")
+
+    def __init__(self, plan, around):
+        self.plan, self.around = plan, around
+        self.term = self.count = 0
+
+    def load(self, state):
+        self.count, self.term = state.next_round, int(state.counters["term"]) + 1
+
+    def enrol(self): ...
+
+    def begin(self): ...
+
+    def steps(self):
+        while self.count < self.plan.target:
+            yield self.count
+
+    def do(self, step):
+        self.count = step + 1
+        self.around.tell(Evaluated(self.count, {"count": float(self.count)}))
+
+    def progress(self):
+        return CountingProgress(self.count, self.plan.target)
+
+    def state(self):
+        return Checkpoint(self.plan.digest(), self.count, {}, [], {"term": self.term})
+
+    def result(self, output):
+        return CountingResult(self.count, self.count == self.plan.target, output)
+
+    def close(self): ...
+
+
+class CountingKind:
+    name, plan, command = "counting", CountingPlan, "run"
+    vocabulary = Vocabulary((), ())
+    deployable = useful_when_stopped = False
+
+    def parse(self, values, source):
+        return CountingPlan(**values)
+
+    def dump(self, plan):
+        return f'kind = "counting"\ntarget = {plan.target}\n'
+
+    def outline(self, plan):
+        return Outline("numbers", "abacus", plan.target, "count", "counting")
+
+    def members(self, plan, data_dir=None):
+        return Counting.members
+
+    def guarantee(self, plan, data_dir=None):
+        return Guarantee("counting", (), ())
+
+    def checkpoint_every(self, plan):
+        return 1
+
+    def server(self, plan, around):
+        return Counting(plan, around)
+
+    def site(self, name, plan, around):
+        raise PlanError("Everybody counts here.")
+
+
+@pytest.fixture(autouse=True)
+def counting():
+    kind = CountingKind()
+    register(kind)
+    yield kind
+    unregister(kind.name)
+
+
+def test_a_run_of_a_registered_kind_writes_the_directory_that_every_run_has(tmp_path, counting):
+    result = run_here(counting, CountingPlan(), output=tmp_path / "out")
+    assert result.finished
+    written = {path.name for path in (tmp_path / "out").iterdir()} - {".lock"}
+    assert written == {"plan.toml", "events.jsonl", "checkpoint.safetensors", "result.json"}
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["count"] == 4
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path, counting):
+    seen = []
+    stopped = run_here(
+        counting, CountingPlan(), output=tmp_path / "out", on_progress=seen.append, should_stop=lambda: len(seen) >= 1
+    )
+    assert (stopped.count, stopped.finished) == (2, False)
+    assert not (tmp_path / "out" / "result.json").exists()
+    assert read_run(tmp_path / "out").state.value == "stopped"
+    assert run_here(counting, CountingPlan(), output=tmp_path / "out", resume=True).count == 4
+    status = read_run(tmp_path / "out")
+    assert (status.kind, status.unit, status.state.value, status.round, status.term) == (
+        "counting", "count", "finished", 4, 1,
+    )  # fmt: skip
+
+
+def test_a_file_in_the_directory_stops_the_run(tmp_path, counting):
+    directory = RunDirectory(tmp_path / "out")
+    stopped = run_here(
+        counting, CountingPlan(), output=tmp_path / "out", on_progress=lambda _: directory.request_stop()
+    )
+    assert (stopped.count, stopped.finished) == (2, False)
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tmp_path, counting):
+    run_here(counting, CountingPlan(), output=tmp_path / "out")
+    with pytest.raises(CheckpointError, match="another plan"):
+        run_here(counting, CountingPlan(5), output=tmp_path / "out", resume=True)
+
+
+def test_the_command_line_runs_resumes_and_watches_it(bilateral, tmp_path):  # noqa: F811
+    (tmp_path / "plan.toml").write_text('kind = "counting"\ntarget = 3\n')
+    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet")
+    assert (first.code, first.json) == (0, {"count": 3, "finished": True, "output": "out"})
+    assert bilateral("run", "--resume", "out", "--json", "--quiet").json == first.json
+    watched = bilateral("watch", "out", "--json").json
+    assert (watched["kind"], watched["state"], watched["round"]) == ("counting", "finished", 3)
+    assert watched["metrics"] == {"count": 3.0}
+    assert "3/3 counts" in bilateral("watch", "out", "--once").out
+    assert "count  3" in bilateral("run", "plan.toml", "--output", "again", "--quiet").out
+
+
+def test_settings_of_rounds_are_refused_for_another_kind(bilateral, tmp_path):  # noqa: F811
+    (tmp_path / "plan.toml").write_text('kind = "counting"\n')
+    outcome = bilateral("run", "plan.toml", "--rounds", 3)
+    assert outcome.code == 2
+    assert "run as they are" in outcome.err
+
+
+def test_a_name_is_registered_once_and_never_one_of_the_table(counting):
+    for taken in ("counting", "rounds", "hetero"):
+        other = CountingKind()
+        other.name = taken
+        with pytest.raises(PlanError, match="already"):
+            register(other)
+    assert kind_names() == ("rounds", "hetero", "counting")
+
+
+@pytest.mark.parametrize("name", ["os:system", "bilateral.runs.rounds.kind", "", None, 3, ["rounds"]])
+def test_a_plan_names_a_kind_of_the_table_and_never_code(name):
+    with pytest.raises(PlanError, match="no such kind"):
+        kind_named(name)
+    with pytest.raises(PlanError, match="no such kind"):
+        kinds.kind_of({"kind": name})
