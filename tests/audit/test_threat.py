@@ -14,8 +14,8 @@ from bilateral.audit.recording import ServerRound
 from bilateral.audit.threat import HIDDEN_SEED, client_view, eavesdropper_view, server_view
 from bilateral.baselines.fedavg import PlainModel
 from bilateral.engine.plan import RunPlan
-from bilateral.learning.exchange import SERVER
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
 
 SEED = 918273645

@@ -32,7 +32,6 @@ from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
 from bilateral.errors import BilateralError, DeploymentError, PlanError
 from bilateral.protocols.share.circuit.plaintext import predict
-from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.share.prediction.messages import (
     FROM_ANSWERER,
     FROM_QUERIER,
@@ -42,6 +41,7 @@ from bilateral.protocols.share.prediction.messages import (
     Acknowledged,
     SessionEnd,
 )
+from bilateral.protocols.transport import SERVER
 
 HANG = 120.0
 SHAPE = (3, 8, 8)

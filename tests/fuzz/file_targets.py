@@ -33,7 +33,7 @@ from tests.runs.rounds.test_in_process import plan as small_plan
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.auditor import stored_plan, stored_result
 from bilateral.data import load_dataset
-from bilateral.engine.checkpoint import load_checkpoint
+from bilateral.engine.checkpoint import load_checkpoint, putting_back
 from bilateral.engine.event_tail import EventTail
 from bilateral.engine.events import read_events
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
@@ -171,7 +171,8 @@ def _resuming(chosen: RunPlan, path: Path) -> Callable[[], object]:
         loop = RoundLoop(
             chosen, federation.names, federation.test_data, problem.loss, lane, None, directory, Transcript(False)
         )
-        loop.resume(checkpoint)
+        with putting_back(directory.checkpoint):
+            loop.load(checkpoint)
 
     return resume
 

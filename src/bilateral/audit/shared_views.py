@@ -29,10 +29,10 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit, MaxPool, Relu
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.prediction.conversation import SERVER, LocalTransport
 from bilateral.protocols.share.prediction.messages import BatchRequest, BlindedValues, Carries, SessionNotice
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import Purpose, SessionTerms, Stream
+from bilateral.protocols.transport import SERVER, LocalTransport
 from bilateral.randomness import Randomness
 from bilateral.runs.hetero.secure_answers import agreed_keys
 

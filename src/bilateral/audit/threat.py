@@ -29,10 +29,10 @@ from bilateral.audit.recording import Recording, ServerRound
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.transcript import Entry
-from bilateral.learning.exchange import SERVER
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import Message
 from bilateral.protocols.perturb.settings import Loss, PerturbationSettings
+from bilateral.protocols.transport import SERVER
 
 AdversaryName = Literal[
     "curious client",

@@ -28,7 +28,6 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import STYLES
-from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.share.prediction.messages import (
     FROM_ANSWERER,
     FROM_QUERIER,
@@ -38,6 +37,7 @@ from bilateral.protocols.share.prediction.messages import (
     phase_of,
 )
 from bilateral.protocols.share.prediction.parties import PredictionClient
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SecureRandomness, SeededRandomness
 
 QUERYING: Final = "querying"

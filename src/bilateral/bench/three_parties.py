@@ -38,9 +38,9 @@ from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, 
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.gates.comparison import STYLES
-from bilateral.protocols.share.prediction.conversation import SERVER, Traffic
 from bilateral.protocols.share.prediction.messages import PHASES, Phase, phase_of
 from bilateral.protocols.share.prediction.parties import PredictionServer
+from bilateral.protocols.transport import SERVER, Traffic
 from bilateral.randomness import SecureRandomness
 
 CLIENTS: Final = (QUERYING, ANSWERING)

@@ -1,4 +1,5 @@
-"""Engines: from a plan to a finished run.
+"""Engines: from a plan to a finished run, whatever its kind (`kind`).
 
-`in_process` runs everyone here; `remote` is the same loop over sites that are elsewhere, and `flare` reaches them.
+`term` is the shell around every run, `here` runs everyone in this process, `remote` is for sites elsewhere, and
+`flare` reaches them.
 """

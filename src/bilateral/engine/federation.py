@@ -20,8 +20,8 @@ from bilateral.data.partition import ClientShare
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
-from bilateral.learning.exchange import SERVER
 from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
 
 NUM_CALIBRATION_SAMPLES = 4

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
 from bilateral.engine.events import Event, RunEnded, RunStarted
-from bilateral.engine.kind import Plan, RunKind, ServerRun
+from bilateral.engine.kind import Plan, Progress, Result, RunKind, ServerAround, ServerRun
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import BilateralError, PlanError
 
@@ -28,6 +28,33 @@ def checkpoint_to_resume(plan: Plan, directory: RunDirectory | None) -> Checkpoi
     if directory is None:
         raise PlanError("Resuming needs the directory of the run.", remedy="Give it as `output`.")
     return matching_checkpoint(plan.digest(), directory.checkpoint)
+
+
+def conduct(
+    kind: RunKind[Any],
+    plan: Plan,
+    path: Path,
+    around: ServerAround,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Result:
+    """One term of a run over `around.sites`, in its directory: a new one, or one that an earlier term left behind.
+
+    Every step is durable before the next begins: killed at any moment, a run goes on with nothing lost or done twice.
+    """
+    directory = RunDirectory.create_or_open(path, plan)
+    every = min(1, kind.checkpoint_every(plan))
+    term = Term(kind, plan, around.engine, directory, every, on_progress, around.should_stop)
+
+    def note() -> None:
+        on_progress(server.progress())
+
+    with term.held(LOCK_PATIENCE):
+        checkpoint = term.last_checkpoint()
+        server = kind.server(
+            plan, replace(around, path=path, tell=term.tell, keep=term.keep, note=note, should_stop=term.stops)
+        )
+        result: Result = term.drive(server, checkpoint)
+    return result
 
 
 @dataclass

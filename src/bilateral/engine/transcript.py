@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bilateral.learning.exchange import SERVER
 from bilateral.protocols.messages import Message
+from bilateral.protocols.transport import SERVER
 
 
 @dataclass(frozen=True)

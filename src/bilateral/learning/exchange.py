@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bilateral.protocols.messages import Message
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness
 
-SERVER = "server"
 SETUP = -1
 """The round index of what is said before the first round."""
 Packet = Sequence[Message]

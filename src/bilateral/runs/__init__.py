@@ -1,1 +1,1 @@
-"""One folder a kind of run."""
+"""Kinds of run, one folder each; the table of them is `bilateral/engine/kind.py`."""

@@ -9,7 +9,7 @@ from tests.runs.rounds.harness import ONE_AT_A_TIME, VERSION
 
 from bilateral.engine.remote.edge import REPLY, SiteSilentError
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode
 from bilateral.runs.hetero.conductor import HeteroConductor
 from bilateral.runs.hetero.desk import HeteroSiteDesk

@@ -12,8 +12,8 @@ from tests.runs.rounds.harness import VERSION
 from bilateral.engine.remote.edge import REFUSED, REPLY
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.mask.keys import KeyDirectory
-from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.share.prediction.messages import SessionNotice, SessionRequest, SummedLogits
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.desk import HeteroSiteDesk

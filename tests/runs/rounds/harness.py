@@ -11,8 +11,8 @@ from bilateral.engine.remote.edge import SiteSilentError
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import ThresholdError
-from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT, stage_of
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode
 from bilateral.runs.rounds.conductor import Conductor
 from bilateral.runs.rounds.desk import SiteDesk

@@ -9,8 +9,8 @@ from tests.runs.rounds.test_conductor import SOUND, events, small
 
 from bilateral.engine.federation import member_names
 from bilateral.engine.secrets import OwnSecrets
-from bilateral.learning.exchange import SERVER
 from bilateral.protocols.mask.keys import Identity
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SecureRandomness
 from bilateral.runs.rounds.conductor import Conductor

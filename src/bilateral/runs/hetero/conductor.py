@@ -12,7 +12,7 @@ from bilateral.engine.remote.lines import LineCall, SiteLines
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.term import LOCK_PATIENCE, Term
 from bilateral.errors import CheckpointError
-from bilateral.protocols.share.prediction.conversation import Traffic
+from bilateral.protocols.transport import Traffic
 from bilateral.runs.hetero.messages import REPLY_OF
 from bilateral.runs.hetero.parties import check_secure
 from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan

@@ -21,9 +21,9 @@ from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.compiler import compile_model
-from bilateral.protocols.share.prediction.conversation import SERVER
 from bilateral.protocols.share.prediction.messages import SessionNotice, SessionRequest, SummedLogits
 from bilateral.protocols.share.prediction.parties import PredictionClient
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.hetero.keys import SimulatedKeys
 from bilateral.runs.hetero.member import Measure, Member

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyRing
-from bilateral.protocols.share.prediction.conversation import SERVER
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness, SeededRandomness
 from bilateral.runs.hetero.plan import HeteroPlan
 

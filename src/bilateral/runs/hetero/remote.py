@@ -23,8 +23,8 @@ from bilateral.errors import ProtocolError, SitesMissingError
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.prediction.conversation import SERVER, Traffic
 from bilateral.protocols.share.prediction.parties import PredictionServer
+from bilateral.protocols.transport import SERVER, Traffic
 from bilateral.runs.hetero.keys import SimulatedKeys
 from bilateral.runs.hetero.member import Measure
 from bilateral.runs.hetero.messages import (

@@ -10,8 +10,8 @@ from bilateral.errors import PlanError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
-from bilateral.protocols.share.prediction.conversation import SERVER, LocalTransport, Traffic
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+from bilateral.protocols.transport import SERVER, LocalTransport, Traffic
 from bilateral.randomness import Randomness
 
 MIN_ANSWERERS = 2

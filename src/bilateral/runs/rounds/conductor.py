@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from bilateral.documents import parse_json
-from bilateral.engine.checkpoint import Checkpoint
+from bilateral.engine.checkpoint import Checkpoint, putting_back
 from bilateral.engine.events import MessageRefused, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
 from bilateral.engine.kind import ENROLMENT, ROUNDS, Sites, kind_named
@@ -65,12 +64,8 @@ class Conductor:
         term = Term(
             kind_named(ROUNDS), self.plan, self.engine, directory, on_step=self.on_round, should_stop=self.should_stop
         )
-        # A conversation and a call a site, and calls to dead sites that have not timed out yet.
-        workers = 8 * max(len(self.sites.names()), 1)
-        with term.held(LOCK_PATIENCE), site_pool(workers) as pool:
-            checkpoint = term.last_checkpoint()
-            loop, _ = self._prepare(directory, pool, checkpoint)
-            result: RunResult = term.drive(loop, checkpoint)
+        with term.held(LOCK_PATIENCE):
+            result: RunResult = term.drive(RoundsOverSites(self, directory), term.last_checkpoint())
         return result
 
     def _prepare(
@@ -135,6 +130,68 @@ class Conductor:
             wanted = has_reference(checkpoint)
         bare = reference_plan(self.plan)
         return [self.plan, bare] if wanted and bare != self.plan else [self.plan]
+
+
+class RoundsOverSites:
+    """A `ServerRun`: the loop of a conductor, which can be built only when the sites are enrolled."""
+
+    def __init__(self, conductor: Conductor, directory: RunDirectory) -> None:
+        self._conductor, self._directory = conductor, directory
+        self._state: Checkpoint | None = None
+        self._built: RoundLoop | None = None
+        # A conversation and a call a site, and calls to dead sites that have not timed out yet.
+        workers = 8 * max(len(conductor.sites.names()), 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="site")
+
+    @property
+    def term(self) -> int:
+        return self._loop.term
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self._loop.members
+
+    def load(self, state: Checkpoint) -> None:
+        self._state = state
+
+    def enrol(self) -> None:
+        loop, _ = self._conductor._prepare(self._directory, self._pool, self._state)
+        self._built = loop
+        if self._state is not None:
+            with putting_back(self._directory.checkpoint):
+                loop.load(self._state)
+
+    def begin(self) -> None:
+        self._loop.begin()
+
+    def steps(self) -> Iterator[int]:
+        return self._loop.steps()
+
+    def do(self, step: int) -> None:
+        self._loop.do(step)
+
+    def progress(self) -> RoundReport:
+        if self._built is None:
+            done = 0 if self._state is None else self._state.next_round
+            return RoundReport(done, self._conductor.plan.training.rounds, {}, None)
+        return self._built.progress()
+
+    def state(self) -> Checkpoint:
+        return self._loop.state()
+
+    def result(self, output: Path | None) -> RunResult:
+        return self._loop.result(output)
+
+    def close(self) -> None:
+        """The end does not wait for calls to dead sites."""
+        if self._built is not None:
+            self._built.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _loop(self) -> RoundLoop:
+        assert self._built is not None, "enrolled first"
+        return self._built
 
 
 @dataclass
@@ -258,16 +315,6 @@ def _read_counts(path: Path, names: Sequence[str]) -> dict[str, int]:
             remedy="The accounting of this run rests on it: restore it, or start a new run.",
         ) from error
     return found
-
-
-@contextmanager
-def site_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls to sites; the end does not wait for calls to dead ones."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="site")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def sites_needed(plan: RunPlan, num_members: int) -> int:

@@ -34,10 +34,10 @@ from bilateral.engine.secrets import Secrets
 from bilateral.engine.setup import make_blueprints, reference_plan
 from bilateral.errors import ProtocolError
 from bilateral.learning.client import TrainingClient
-from bilateral.learning.exchange import SERVER
 from bilateral.learning.vocabulary import TO_CLIENT
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, digest, encode
 from bilateral.runs.rounds.enrolment import BRIEF, INTRODUCE, Briefing, SiteCard
 

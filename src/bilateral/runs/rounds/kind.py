@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bilateral.engine.federation import load_federation, member_names
-from bilateral.engine.kind import ROUNDS, Outline, ServerAround, SiteAround, SiteParty, Vocabulary
+from bilateral.engine.kind import ROUNDS, Outline, ServerAround, ServerRun, SiteAround, SiteParty, Vocabulary
 from bilateral.engine.plan import RunPlan, dump_plan, parse_plan
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.secrets import Secrets, SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import PlanError
 from bilateral.learning.vocabulary import TO_CLIENT, TO_SERVER
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.round_counter import FileCounter
+from bilateral.runs.rounds.conductor import Conductor, RoundsOverSites
 from bilateral.runs.rounds.desk import SiteDesk
 from bilateral.runs.rounds.enrolment import Briefing, SiteCard
 from bilateral.runs.rounds.hosted import REFERENCE_OPTION, HostedRounds
 from bilateral.runs.rounds.in_process import loop_here
-from bilateral.runs.rounds.loop import RoundLoop
 
 VOCABULARY = Vocabulary((*TO_CLIENT, Briefing), (*TO_SERVER, SiteCard))
 
@@ -55,11 +57,32 @@ class RoundsKind(HostedRounds):
     def checkpoint_every(self, plan: RunPlan) -> int:
         return plan.training.checkpoint_every
 
-    def server(self, plan: RunPlan, around: ServerAround) -> RoundLoop:
-        """All parties in this process; for sites elsewhere see `Conductor`. Options: `reference`."""
-        if around.sites is not None:
-            raise PlanError("Rounds over sites are conducted by `Conductor`.")
-        return loop_here(plan, around.data_dir, around.options.get(REFERENCE_OPTION) is True)
+    def server(self, plan: RunPlan, around: ServerAround) -> ServerRun:
+        """Options: `reference`."""
+        reference = around.options.get(REFERENCE_OPTION) is True
+        if around.sites is None:
+            loop = loop_here(plan, around.data_dir, reference)
+            loop.directory = None if around.path is None else RunDirectory(around.path)
+            return loop
+
+        def simulated(term: int, names: Sequence[str]) -> Secrets:
+            return SimulatedSecrets(plan.seed, names, term)
+
+        if around.path is None:
+            raise PlanError("Rounds over sites need a run directory.")
+        conductor = Conductor(
+            plan,
+            around.path,
+            around.sites,
+            around.make_secrets or simulated,
+            around.version,
+            around.engine,
+            reference=reference,
+            data_dir=around.data_dir,
+            data_settings=around.data_settings,
+            should_stop=around.should_stop,
+        )
+        return RoundsOverSites(conductor, RunDirectory(around.path))
 
     def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
         def secrets(briefing: Briefing) -> Secrets:

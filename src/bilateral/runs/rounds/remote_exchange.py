@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 from bilateral.engine.remote.edge import MAX_REASON, PINGS_BEFORE_GIVING_UP, REFUSED, REPLY, Ping, SiteSilentError
 from bilateral.errors import ProtocolError
-from bilateral.learning.exchange import SERVER, Packet, Record, Respond, Unusable, kept_of
+from bilateral.learning.exchange import Packet, Record, Respond, Unusable, kept_of
 from bilateral.learning.vocabulary import TO_SERVER, stage_of
 from bilateral.protocols.messages import Message
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.rounds.attendance import Attendance
 

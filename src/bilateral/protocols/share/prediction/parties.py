@@ -26,7 +26,7 @@ from bilateral.protocols.share.circuit.description import VALUE_BITS, Circuit
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.answering import AnsweringSeeds, AnsweringSession
-from bilateral.protocols.share.prediction.conversation import SERVER, Traffic, Transport, run_together
+from bilateral.protocols.share.prediction.conversation import run_together
 from bilateral.protocols.share.prediction.helping import HelpingBatch, HelpingSecrets, HelpingSession, Program, Request
 from bilateral.protocols.share.prediction.messages import (
     Acknowledged,
@@ -45,6 +45,7 @@ from bilateral.protocols.share.prediction.messages import (
 from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.ring.streams import SessionTerms
+from bilateral.protocols.transport import SERVER, Traffic, Transport
 from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16

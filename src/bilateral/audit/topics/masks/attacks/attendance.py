@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from bilateral.engine.transcript import Entry
-from bilateral.learning.exchange import SERVER
+from bilateral.protocols.transport import SERVER
 
 Presence = Literal["absent", "dropped", "stayed"]
 

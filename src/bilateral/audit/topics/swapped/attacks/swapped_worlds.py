@@ -38,10 +38,11 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
 from bilateral.audit.topics.swapped.attacks.recomputed_uploads import Rehearsal
 from bilateral.data import Split
 from bilateral.engine.transcript import Entry
-from bilateral.learning.exchange import SERVER, SETUP
+from bilateral.learning.exchange import SETUP
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.messages import Message, RoundModel, Upload
+from bilateral.protocols.transport import SERVER
 
 FloatArray = NDArray[np.float64]
 Figures = dict[str, FloatArray]
