@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
 
@@ -22,15 +22,15 @@ from bilateral.engine.checkpoint import Checkpoint
 from bilateral.engine.flare.coordinator import Coordinator
 from bilateral.engine.flare.premises import ServerPremises
 from bilateral.engine.flare.site import Site
-from bilateral.engine.kind import ENROLMENT, Result, ServerAround, Sites
+from bilateral.engine.kind import ENROLMENT, Result, ServerAround, ServerRun, Sites
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.edge import REPLY
-from bilateral.engine.remote.hosting import Advance
+from bilateral.engine.remote.hosting import HostedKind
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training
 from bilateral.runs.rounds.attendance import Attendance
-from bilateral.runs.rounds.conductor import Conductor
+from bilateral.runs.rounds.conductor import Conductor, RoundsOverSites
 from bilateral.runs.rounds.kind import RoundsKind
 from bilateral.runs.rounds.loop import Lane, RoundLoop
 from bilateral.runs.rounds.remote_exchange import Timing
@@ -188,14 +188,11 @@ class WatchedRounds(RoundsKind):
 
     watch: Watch = field(default_factory=Watch)
 
-    def conductor(
-        self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
-    ) -> Conductor:
-        assert around.sites is not None
-        around = replace(around, sites=WatchedSites(around.sites, self.watch))
-        plain = super().conductor(plan, path, around, on_advance)
+    def server(self, plan: RunPlan, around: ServerAround) -> ServerRun:
+        assert around.sites is not None and around.path is not None
+        plain = self.conductor(plan, replace(around, sites=WatchedSites(around.sites, self.watch)))
         plain.on_exchange = self.watch.exchange
-        return WatchedConductor(**_values(plain), watch=self.watch)
+        return RoundsOverSites(WatchedConductor(**_values(plain), watch=self.watch), RunDirectory(around.path))
 
 
 class TimedCoordinator(Coordinator):
@@ -203,7 +200,7 @@ class TimedCoordinator(Coordinator):
 
     def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
         watch = Watch()
-        result = super()._conduct(replace(premises, kind=WatchedRounds(watch=watch)), sites)
+        result = super()._conduct(replace(premises, kind=cast("HostedKind[Any]", WatchedRounds(watch=watch))), sites)
         watch.write(premises.path / SERVER_FILE)
         return result
 

@@ -16,9 +16,9 @@ from typing import Any
 from nvflare.collab import CollabCallError, collab
 
 from bilateral.engine.flare.premises import ServerPremises, open_server
-from bilateral.engine.kind import Result, Sites
+from bilateral.engine.kind import Progress, Result, Sites
 from bilateral.engine.remote.edge import SiteSilentError
-from bilateral.engine.remote.hosting import Advance
+from bilateral.engine.term import conduct
 
 log = logging.getLogger("bilateral.server")
 STATUS, STOP = "bilateral.status", "bilateral.stop"
@@ -76,7 +76,8 @@ class Coordinator:
         self.engine = engine
         self.data_dir = data_dir
         self._stop = threading.Event()
-        self._last = Advance()
+        self._last: Progress | None = None
+        self._num_steps = 0
 
     @collab.main
     def conduct(self) -> None:
@@ -103,19 +104,23 @@ class Coordinator:
 
     def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
         around = replace(premises.around, sites=sites, should_stop=self._stop.is_set)
-        return premises.kind.conduct(premises.plan, premises.path, around, self._note)
+        self._num_steps = premises.kind.outline(premises.plan).num_steps
+        return conduct(premises.kind, premises.plan, premises.path, around, self._note)
 
     def _write_outcome(self, workspace: Any, outcome: dict[str, Any]) -> None:
         """Into the job's own workspace, from where FLARE lets the administrator download it."""
         path = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id())) / OUTCOME_FILE
         path.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
 
-    def _note(self, advance: Advance) -> None:
-        self._last = advance
+    def _note(self, progress: Progress) -> None:
+        self._last = progress
 
     def _status(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
-        """What an administrator sees of a running job."""
-        return self._last.as_dict()
+        """What an administrator sees of a running job. A round is whatever the kind counts."""
+        last = self._last
+        if last is None:
+            return {"round": 0, "num_rounds": self._num_steps, "metrics": {}}
+        return {"round": last.num_done, "num_rounds": last.num_steps, "metrics": dict(last.metrics)}
 
     def _ask_to_stop(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
         self._stop.set()

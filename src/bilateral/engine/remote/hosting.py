@@ -5,12 +5,12 @@ A job names a kind, and `hosted_kind` finds it in the package's own table: where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from bilateral.engine.kind import Plan, Result, ServerAround, SiteAround, SiteParty, kind_named
+from bilateral.engine.kind import Plan, Result, RunKind, kind_named
 from bilateral.engine.run_directory import RunDirectory
 
 P = TypeVar("P", bound=Plan)
@@ -26,18 +26,6 @@ class Quorum:
     needed: int
     all_at_first: bool = False
     patience: float = 600.0
-
-
-@dataclass(frozen=True)
-class Advance:
-    """How far a term is, as an administrator sees it. A round is whatever the kind counts."""
-
-    round: int = 0
-    num_rounds: int = 0
-    metrics: Mapping[str, float] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"round": self.round, "num_rounds": self.num_rounds, "metrics": dict(self.metrics or {})}
 
 
 class LocalRun(Protocol):
@@ -63,19 +51,8 @@ class LocalRun(Protocol):
         ...
 
 
-class HostedKind(Protocol[P]):
+class HostedKind(RunKind[P], Protocol[P]):
     """A kind of run whose parties can be processes of their own."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def command(self) -> str: ...
-
-    @property
-    def deployable(self) -> bool: ...
-
-    def parse(self, values: dict[str, Any], source: str) -> P: ...
 
     def quorum(self, plan: P, num_members: int) -> Quorum: ...
 
@@ -88,12 +65,6 @@ class HostedKind(Protocol[P]):
     ) -> LocalRun:
         """Refuse what cannot run; then make the run's directory, or open it again."""
         ...
-
-    def conduct(self, plan: P, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]) -> Result:
-        """The server's side of one term."""
-        ...
-
-    def site(self, name: str, plan: P, around: SiteAround) -> SiteParty: ...
 
 
 class DeployableKind(HostedKind[P], Protocol[P]):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.kind import ServerAround, Sites
-from bilateral.engine.remote.hosting import Advance, Quorum
+from bilateral.engine.remote.hosting import Quorum
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
-from bilateral.runs.hetero.conductor import HeteroConductor
 from bilateral.runs.hetero.parties import deal, make_client
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
@@ -19,7 +17,8 @@ from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 
 ANSWER_SECONDS = 600.0
 """How long a site may take to be there when a job begins: many processes start on few cores."""
-_LANE = 0
+FACTS = "facts"
+"""The option with the `PublicFacts` of a run whose clients are elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class LocalHetero:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return asdict(self.known)
+        return {FACTS: asdict(self.known)}
 
     def look(self) -> HeteroProgress:
         return self._record().progress()
@@ -82,37 +81,6 @@ class HostedHetero:
             directory = RunDirectory(RunDirectory.create(output, plan).path.resolve())
             HeteroRecord(plan, facts).save(directory)  # a stop before the processes are up can be resumed too
         return LocalHetero(plan, directory, facts)
-
-    def conduct(
-        self, plan: HeteroPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
-    ) -> HeteroResult:
-        assert around.sites is not None
-        return HeteroConductor(
-            plan,
-            path,
-            _Lines(around.sites),
-            PublicFacts(**around.options),
-            around.version,
-            around.engine,
-            on_progress=lambda progress: on_advance(Advance(progress.stages_done, progress.num_stages)),
-            should_stop=around.should_stop,
-        ).conduct()
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """Sites to which everything goes on one lane."""
-
-    sites: Sites
-
-    def names(self) -> Sequence[str]:
-        return self.sites.names()
-
-    def call(self, site: str, number: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
-        return self.sites.call(site, _LANE, number, packet, timeout)
-
-    def ping(self, site: str) -> bool | None:
-        return self.sites.ping(site)
 
 
 def _facts(plan: HeteroPlan, data_dir: Path | None) -> PublicFacts:

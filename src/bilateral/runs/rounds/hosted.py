@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,16 +11,13 @@ from typing import Any
 
 from bilateral.engine.checkpoint import matching_checkpoint
 from bilateral.engine.federation import member_names, needs_sample_counts
-from bilateral.engine.kind import ServerAround
 from bilateral.engine.plan import RunPlan, fingerprint_of
-from bilateral.engine.remote.hosting import Advance, Quorum
+from bilateral.engine.remote.hosting import Quorum
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunReader, RunStatus
-from bilateral.engine.secrets import Secrets, SimulatedSecrets
 from bilateral.engine.setup import REFERENCE
 from bilateral.errors import DeploymentError, PlanError
-from bilateral.runs.rounds.conductor import Conductor, sites_needed
-from bilateral.runs.rounds.result import RoundReport, RunResult
+from bilateral.runs.rounds.conductor import sites_needed
 
 REFERENCE_OPTION = "reference"
 """The option that trains FedSGD beside the run."""
@@ -104,37 +101,6 @@ class HostedRounds:
         elif reference is None:
             reference = plan.noise.mechanism != "sound"
         return LocalRounds(plan, directory, member_names(plan, data_dir), bool(reference))
-
-    def conduct(
-        self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
-    ) -> RunResult:
-        on_advance(Advance(0, plan.training.rounds))
-        return self.conductor(plan, path, around, on_advance).conduct()
-
-    def conductor(
-        self, plan: RunPlan, path: Path, around: ServerAround, on_advance: Callable[[Advance], None]
-    ) -> Conductor:
-        assert around.sites is not None
-
-        def simulated(term: int, names: Sequence[str]) -> Secrets:
-            return SimulatedSecrets(plan.seed, names, term)
-
-        def note(report: RoundReport) -> None:
-            on_advance(Advance(report.round_index, report.num_rounds, report.metrics))
-
-        return Conductor(
-            plan,
-            path,
-            around.sites,
-            around.make_secrets or simulated,
-            around.version,
-            around.engine,
-            reference=around.options.get(REFERENCE_OPTION) is True,
-            data_dir=around.data_dir,
-            data_settings=around.data_settings,
-            on_round=note,
-            should_stop=around.should_stop,
-        )
 
 
 def _directory(plan: RunPlan, output: Path | None, resume: bool) -> RunDirectory:

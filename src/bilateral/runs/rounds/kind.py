@@ -59,30 +59,35 @@ class RoundsKind(HostedRounds):
 
     def server(self, plan: RunPlan, around: ServerAround) -> ServerRun:
         """Options: `reference`."""
-        reference = around.options.get(REFERENCE_OPTION) is True
         if around.sites is None:
-            loop = loop_here(plan, around.data_dir, reference)
+            loop = loop_here(plan, around.data_dir, around.options.get(REFERENCE_OPTION) is True)
             loop.directory = None if around.path is None else RunDirectory(around.path)
             return loop
+
+        if around.path is None:
+            raise PlanError("Rounds over sites need a run directory.")
+        return RoundsOverSites(self.conductor(plan, around), RunDirectory(around.path))
+
+    def conductor(self, plan: RunPlan, around: ServerAround) -> Conductor:
+        """The server's side of rounds over sites."""
+        assert around.sites is not None
+        assert around.path is not None
 
         def simulated(term: int, names: Sequence[str]) -> Secrets:
             return SimulatedSecrets(plan.seed, names, term)
 
-        if around.path is None:
-            raise PlanError("Rounds over sites need a run directory.")
-        conductor = Conductor(
+        return Conductor(
             plan,
             around.path,
             around.sites,
             around.make_secrets or simulated,
             around.version,
             around.engine,
-            reference=reference,
+            reference=around.options.get(REFERENCE_OPTION) is True,
             data_dir=around.data_dir,
             data_settings=around.data_settings,
             should_stop=around.should_stop,
         )
-        return RoundsOverSites(conductor, RunDirectory(around.path))
 
     def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
         def secrets(briefing: Briefing) -> Secrets:
