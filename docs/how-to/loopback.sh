@@ -187,12 +187,13 @@ for name in local data spent ..; do
 import json, pathlib, sys, tempfile
 from bilateral.engine.flare.admin import Admin
 from bilateral.engine.flare.recipe import make_recipe
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.plan import load_plan
 from bilateral.errors import DeploymentError
 
 kit, plan, name = sys.argv[1:]
 with tempfile.TemporaryDirectory() as folder, Admin(pathlib.Path(kit)) as admin:
-    recipe = make_recipe(load_plan(plan), "named", engine="flare", name="named")
+    recipe = make_recipe(ROUNDS, load_plan(plan), "named", engine="flare", name="named")
     recipe.export(folder)
     meta = pathlib.Path(folder) / "named" / "meta.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "job_id": name}))

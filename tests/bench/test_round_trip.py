@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bilateral.bench.round_trip import WARMUP_ROUNDS, Case, RoundTrip, case_rows
-from bilateral.engine.flare.kit_builder import JOB_CLASSES
-from bilateral.engine.flare.timing import (
+from bilateral.bench.round_trip_clock import (
     TIMING_CLASSES,
     CallTiming,
     ExchangeTiming,
@@ -16,7 +15,8 @@ from bilateral.engine.flare.timing import (
     Work,
     read_rounds,
 )
-from bilateral.engine.flare.timing_run import TimedRun, run_timed
+from bilateral.bench.round_trip_run import TimedRun, run_timed
+from bilateral.engine.flare.kit_builder import JOB_CLASSES
 from bilateral.errors import PlanError
 from bilateral.runs.rounds.in_process import run
 

@@ -313,12 +313,13 @@ def _shortened(evidence: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kits_and_jobs(maker: _Maker) -> list[Target]:
-    from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
     from bilateral.engine.flare.job_content import FILES, check_app
     from bilateral.engine.flare.kit_builder import write_new_identity
+    from bilateral.engine.flare.premises import SIMULATION, accepted_plan, plan_of_job
     from bilateral.engine.flare.project_file import Deployment, project_text, read_project
     from bilateral.engine.flare.site_settings import load_site_settings, read_identity
-    from bilateral.engine.flare.surroundings import SIMULATION, accepted_plan, plan_of_job
+    from bilateral.engine.kind import HETERO, ROUNDS
+    from bilateral.engine.remote.hosting import hosted_kind
 
     os.environ[SIMULATION] = "1"
     home = maker.folder("kit")
@@ -352,19 +353,19 @@ def _kits_and_jobs(maker: _Maker) -> list[Target]:
             "plan of a job",
             text,
             (json_mutation, blind),
-            lambda: plan_of_job(text.read_text("utf-8", "replace")).digest(),
+            lambda: plan_of_job(hosted_kind(ROUNDS), text.read_text("utf-8", "replace")).digest(),
         ),
         maker.target(
             "accepted plan",
             text,
             (json_mutation, blind),
-            lambda: accepted_plan(text.read_text("utf-8", "replace"), kit),
+            lambda: accepted_plan(hosted_kind(ROUNDS), text.read_text("utf-8", "replace"), kit),
         ),
         maker.target(
             "hetero plan of a job",
             hetero,
             (json_mutation,),
-            lambda: hetero_plan_of_job(hetero.read_text("utf-8", "replace")),
+            lambda: plan_of_job(hosted_kind(HETERO), hetero.read_text("utf-8", "replace")),
         ),
     ]
 

@@ -28,8 +28,8 @@ from bilateral.errors import PlanError
 from bilateral.protocols.perturb.settings import Loss
 
 if TYPE_CHECKING:  # FLARE is an extra, and slow to import
-    from bilateral.engine.flare.timing import RoundTiming
-    from bilateral.engine.flare.timing_run import TimedRun
+    from bilateral.bench.round_trip_clock import RoundTiming
+    from bilateral.bench.round_trip_run import TimedRun
 
 Engine = Literal["flare-sim", "flare-poc"]
 PROTECTED, FEDAVG = 0, 1
@@ -72,7 +72,7 @@ class RoundTrip:
         rounds = WARMUP_ROUNDS + self.rounds
         return RunPlan().with_settings(
             {
-                "data.name": "bilateral.engine.flare.timing:random_images",
+                "data.name": "bilateral.bench.round_trip_clock:random_images",
                 "data.options": {"num_samples": 2 * self.batch_size * case.sites},
                 "model.name": case.model,
                 "federation.clients": case.sites,
@@ -109,7 +109,7 @@ def measure_round_trip(
 
 
 def _run(plan: RunPlan, engine: Engine) -> TimedRun:
-    from bilateral.engine.flare.timing_run import run_timed  # noqa: PLC0415 (an extra, and slow to import)
+    from bilateral.bench.round_trip_run import run_timed  # noqa: PLC0415 (an extra, and slow to import)
 
     workspace = Path(tempfile.mkdtemp(prefix="bilateral-round-trip-"))
     run = run_timed(plan, engine, workspace)

@@ -115,7 +115,7 @@ def bench_command(
         if name == HETEROGENEOUS:
             rows = measure_heterogeneous(quick, bar.update, HeteroTable(**asked, data_dir=data_dir))
         elif name == ROUND_TRIP:
-            import_flare("timing_run")  # says what to install, if FLARE is not there
+            import_flare("launch")  # says what to install, if FLARE is not there
             rows = measure_round_trip(quick, bar.update, chosen)
         elif name == SECURE_PREDICTION:
             rows = measure_secure_prediction(quick, bar.update, prediction)

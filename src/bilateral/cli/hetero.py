@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +27,9 @@ from bilateral.cli.options import (
     resumed,
     write_new_plan,
 )
+from bilateral.engine.kind import HETERO
 from bilateral.engine.named_code import check_named, code_of
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
@@ -163,8 +164,13 @@ def _runner(engine: str) -> Callable[..., HeteroResult]:
         return run_hetero
     if engine not in FLARE_ENGINES:
         raise PlanError(f"There is no engine {engine!r}.", remedy=f"Choose {', '.join((IN_PROCESS, *FLARE_ENGINES))}.")
-    run: Callable[..., HeteroResult] = import_flare("hetero_launch").run_hetero_on_flare
-    return partial(run, engine=engine)
+    run = import_flare("launch").run_on_flare
+
+    def on_flare(plan: HeteroPlan, *, on_progress: Callable[[Any], None], **settings: Any) -> HeteroResult:
+        result: HeteroResult = run(hosted_kind(HETERO), plan, engine, on_status=on_progress, **settings)
+        return result
+
+    return on_flare
 
 
 def _architectures(text: str) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ from bilateral.cli.options import (
 from bilateral.engine.kind import ROUNDS, RunKind, is_of_table, kind_of_plan, read_any
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory, plan_at
 from bilateral.engine.run_status import RunStatus
 from bilateral.engine.run_story import SiteState
@@ -212,12 +213,13 @@ def _run(
             remedy=f"Choose {', '.join((IN_PROCESS, *get_args(launch.FlareEngine)))}.",
         )
     result: _Result = launch.run_on_flare(
+        hosted_kind(ROUNDS),
         plan,
         engine,
         output=output,
         data_dir=data_dir,
         resume=resume,
-        reference=reference,
+        options={"reference": reference},
         on_status=lambda status: bar.update(status.round, status.num_rounds, _status_note(status)),
         on_note=bar.note,
         should_stop=lambda: bool(interrupted),

@@ -18,10 +18,10 @@ import pytest
 from bilateral.engine.events import read_events
 from bilateral.engine.federation import member_names
 from bilateral.engine.flare.deployment import add_plan, deploy, warnings_of
+from bilateral.engine.flare.premises import SIMULATION
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_edge import NOT_ACCEPTED
 from bilateral.engine.flare.site_settings import DataSettings, load_site_settings
-from bilateral.engine.flare.surroundings import SIMULATION
 from bilateral.engine.plan import load_plan, parse_plan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.errors import DataError, DeploymentError, PlanError

@@ -13,6 +13,7 @@ from bilateral.engine.flare.launch import run_on_flare
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import PlanError
 from bilateral.runs.rounds.in_process import run
+from bilateral.runs.rounds.kind import KIND
 
 CHOSEN = plan(federation__clients=3, training__rounds=5, training__evaluate_every=2)
 
@@ -39,7 +40,7 @@ def test_an_engine_recovers_the_same_gradients_and_ends_with_the_same_model(tmp_
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path, here = in_process
     notes = []
-    there = run_on_flare(CHOSEN, engine, output=tmp_path / "run", on_note=notes.append)
+    there = run_on_flare(KIND, CHOSEN, engine, output=tmp_path / "run", on_note=notes.append)
     assert there.finished
     assert gradients(tmp_path / "run") == gradients(path)
     assert len(set(gradients(path))) == CHOSEN.training.rounds
@@ -69,13 +70,13 @@ def test_a_run_that_was_stopped_in_one_process_goes_on_in_the_simulator(tmp_path
         run(CHOSEN, output=tmp_path / "run", should_stop=lambda: next(stops))
     finally:
         torch.set_num_threads(threads)
-    assert run_on_flare(CHOSEN, "flare-sim", output=tmp_path / "run", resume=True).finished
+    assert run_on_flare(KIND, CHOSEN, "flare-sim", output=tmp_path / "run", resume=True).finished
     assert gradients(tmp_path / "run") == gradients(path)
 
 
 def test_simulated_dropouts_are_refused_where_sites_can_really_die(tmp_path):
     with pytest.raises(PlanError, match="in-process"):
-        run_on_flare(plan(federation__dropout=0.1), "flare-sim", output=tmp_path / "run")
+        run_on_flare(KIND, plan(federation__dropout=0.1), "flare-sim", output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -83,5 +84,5 @@ def test_resuming_with_another_plan_is_refused(tmp_path):
     run(CHOSEN, output=tmp_path / "run")
     other = CHOSEN.with_settings({"seed": 3})
     with pytest.raises(Exception, match="another plan"):
-        run_on_flare(other, "flare-sim", output=tmp_path / "run", resume=True)
+        run_on_flare(KIND, other, "flare-sim", output=tmp_path / "run", resume=True)
     assert RunDirectory(tmp_path / "run").result.exists()

@@ -6,10 +6,11 @@ import pytest
 from tests.fuzz.guard import refusal_of
 from tests.runs.rounds.test_in_process import plan
 
-from bilateral.engine.flare.hetero_surroundings import hetero_plan_of_job
+from bilateral.engine.flare.premises import SIMULATION, accepted_plan, plan_of_job
 from bilateral.engine.flare.project_file import read_project
 from bilateral.engine.flare.site_settings import load_site_settings
-from bilateral.engine.flare.surroundings import SIMULATION, accepted_plan, plan_of_job
+from bilateral.engine.kind import HETERO, ROUNDS
+from bilateral.engine.remote.hosting import hosted_kind
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -33,6 +34,6 @@ def test_the_plan_of_a_job_too_deep_or_with_half_a_character_is_a_plan_error(tmp
     values = plan().model_dump(mode="json")
     half = json.dumps({**values, "seed": "\ud800"})
     for text in (DEEP, '{"a":' * 5000 + "1" + "}" * 5000, half, "9" * 5000):
-        assert refusal_of(lambda text=text: plan_of_job(text)) == "PlanError"
-        assert refusal_of(lambda text=text: hetero_plan_of_job(text)) == "PlanError"
-        assert refusal_of(lambda text=text: accepted_plan(text, settings)) == "PlanError"
+        assert refusal_of(lambda text=text: plan_of_job(hosted_kind(ROUNDS), text)) == "PlanError"
+        assert refusal_of(lambda text=text: plan_of_job(hosted_kind(HETERO), text)) == "PlanError"
+        assert refusal_of(lambda text=text: accepted_plan(hosted_kind(ROUNDS), text, settings)) == "PlanError"

@@ -20,6 +20,7 @@ import pytest
 from nvflare.private.defs import CellChannel, RequestHeader, SysCommandTopic, TrainingTopic
 from tests.engine.flare import hostile_server
 
+from bilateral.engine import kind as kinds
 from bilateral.engine.events import read_events
 from bilateral.engine.flare.admin import Admin
 from bilateral.engine.flare.deployment import deploy
@@ -151,7 +152,7 @@ def spent_budget(kits, processes, plan):
 
 
 def named_job(folder, plan, run, job_id):
-    recipe = make_recipe(plan, run, engine="flare", min_sites=3, name=f"bilateral-{run}")
+    recipe = make_recipe(kinds.ROUNDS, plan, run, engine="flare", min_sites=3, name=f"bilateral-{run}")
     recipe.export(str(folder))
     job = folder / recipe.job_name
     meta = json.loads((job / "meta.json").read_text())

@@ -9,17 +9,16 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabCallError, collab
 
-from bilateral.engine.flare.surroundings import accepted_plan, is_simulation, kit_settings, plan_of_job, server_secrets
+from bilateral.engine.flare.premises import ServerPremises, open_server
+from bilateral.engine.kind import Progress, Result, Sites
 from bilateral.engine.remote.edge import SiteSilentError
-from bilateral.runs.rounds.conductor import Conductor
-from bilateral.runs.rounds.result import RoundReport
-from bilateral.version import __version__
+from bilateral.engine.term import conduct
 
 log = logging.getLogger("bilateral.server")
 STATUS, STOP = "bilateral.status", "bilateral.stop"
@@ -28,7 +27,7 @@ PING_TIMEOUT = 5.0
 
 
 class FlareSites:
-    """The sites of a job as the conductor sees them: every call is a FLARE call of a published method."""
+    """The sites of a job as the server's side sees them: every call is a FLARE call of a published method."""
 
     def __init__(self, proxies: Sequence[Any]) -> None:
         self._proxies = {proxy.name: proxy for proxy in proxies}
@@ -36,14 +35,8 @@ class FlareSites:
     def names(self) -> Sequence[str]:
         return list(self._proxies)
 
-    def introduce(self, site: str, timeout: float) -> Mapping[str, Any]:
-        return _mapping(self._do(site, timeout, "introduce"))
-
-    def brief(self, site: str, briefing: bytes, timeout: float) -> Mapping[str, Any]:
-        return _mapping(self._do(site, timeout, "brief", briefing))
-
-    def call(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
-        return _mapping(self._do(site, timeout, "deliver", lane, ticket, packet))
+    def call(self, site: str, lane: int, number: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
+        return _mapping(self._do(site, timeout, "deliver", lane, number, packet))
 
     def ping(self, site: str) -> bool | None:
         try:
@@ -71,18 +64,20 @@ def _reason(error: CollabCallError) -> str:
 class Coordinator:
     """Runs in the server's job process. The arguments are what FLARE writes into the job.
 
-    `output`: the run directory; in a deployment a name below the server's own directory for runs.
+    `kind`: a name of the table of kinds. `plan` and `facts` are JSON. `output`: the run directory; in a deployment a
+    name below the server's own directory for runs.
     """
 
-    def __init__(self, plan: str, output: str, engine: str, reference: bool = False, data_dir: str = "") -> None:
+    def __init__(self, kind: str, plan: str, facts: str, output: str, engine: str, data_dir: str = "") -> None:
+        self.kind = kind
         self.plan = plan
+        self.facts = facts
         self.output = output
         self.engine = engine
-        self.reference = reference
         self.data_dir = data_dir
         self._stop = threading.Event()
-        self._last: RoundReport | None = None
-        self._num_rounds = 0
+        self._last: Progress | None = None
+        self._num_steps = 0
 
     @collab.main
     def conduct(self) -> None:
@@ -91,51 +86,41 @@ class Coordinator:
         engine.register_app_command(STATUS, self._status)
         engine.register_app_command(STOP, self._ask_to_stop)
         try:
-            result = self._conductor(workspace, FlareSites(list(collab.clients))).conduct()
+            premises = open_server(
+                workspace,
+                self.kind,
+                self.plan,
+                output=self.output,
+                engine=self.engine,
+                facts=self.facts,
+                data_dir=self.data_dir,
+            )
+            result = self._conduct(premises, FlareSites(list(collab.clients)))
         except Exception as error:  # told to the administrator, and raised: FLARE ends the job
             self._write_outcome(workspace, {"error": str(error), "kind": type(error).__name__})
             log.error("%s: %s", type(error).__name__, error)
             raise
         self._write_outcome(workspace, result.as_dict())
 
-    def _conductor(self, workspace: Any, sites: FlareSites) -> Conductor:
-        path, data_dir = Path(self.output), Path(self.data_dir) if self.data_dir else None
-        settings: dict[str, Any] = {}
-        if is_simulation():
-            plan = plan_of_job(self.plan)
-        else:
-            own = kit_settings(workspace)
-            plan = accepted_plan(self.plan, own)  # the server opens data too, with the loader that the plan names
-            path, data_dir, settings = own.run_directory(self.output), own.data_directory, own.data.options
-        self._num_rounds = plan.training.rounds
-        return Conductor(
-            plan,
-            path,
-            sites,
-            partial(server_secrets, plan, workspace),
-            __version__,
-            self.engine,
-            reference=self.reference,
-            data_dir=data_dir,
-            data_settings=settings,
-            on_round=self._note,
-            should_stop=self._stop.is_set,
-        )
+    def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
+        around = replace(premises.around, sites=sites, should_stop=self._stop.is_set)
+        self._num_steps = premises.kind.outline(premises.plan).num_steps
+        return conduct(premises.kind, premises.plan, premises.path, around, self._note)
 
     def _write_outcome(self, workspace: Any, outcome: dict[str, Any]) -> None:
         """Into the job's own workspace, from where FLARE lets the administrator download it."""
         path = Path(workspace.get_run_dir(collab.fl_ctx.get_job_id())) / OUTCOME_FILE
         path.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
 
-    def _note(self, report: RoundReport) -> None:
-        self._last = report
+    def _note(self, progress: Progress) -> None:
+        self._last = progress
 
     def _status(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
-        """What an administrator sees of a running job."""
-        report = self._last
-        if report is None:
-            return {"round": 0, "num_rounds": self._num_rounds, "metrics": {}}
-        return {"round": report.round_index, "num_rounds": report.num_rounds, "metrics": report.metrics}
+        """What an administrator sees of a running job. A round is whatever the kind counts."""
+        last = self._last
+        if last is None:
+            return {"round": 0, "num_rounds": self._num_steps, "metrics": {}}
+        return {"round": last.num_done, "num_rounds": last.num_steps, "metrics": dict(last.metrics)}
 
     def _ask_to_stop(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
         self._stop.set()

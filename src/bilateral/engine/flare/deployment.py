@@ -19,10 +19,11 @@ from bilateral.engine.flare.job_content import has_references
 from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
 from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.named_code import is_own_code
 from bilateral.engine.plan import RunPlan, dump_plan
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.errors import PlanError
-from bilateral.runs.rounds.conductor import sites_needed
 
 DEFAULT_NAME = "federation"
 DEFAULT_PORT = 8002
@@ -125,7 +126,8 @@ def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
 
 
 def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
-    if num_sites > 1 and sites_needed(plan, num_sites) == plan.federation.num_participants(num_sites):
+    needed = hosted_kind(ROUNDS).quorum(plan, num_sites).needed
+    if num_sites > 1 and needed == plan.federation.num_participants(num_sites):
         yield "Every invited site is needed in every round: one that is away holds up the run."
     if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:
         yield (

@@ -13,8 +13,9 @@ import tomli_w
 
 from bilateral.engine.flare.provisioning import Kits
 from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.plan import RunPlan
-from bilateral.runs.rounds.conductor import sites_needed
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.version import __version__
 
 _TEMPLATE = """\
@@ -117,7 +118,7 @@ def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str)
         server=kits.server.name,
         port=service["servers"][0]["service"]["target"].rpartition(":")[2],
         admin=kits.admin.relative_to(kits.directory),
-        needed=sites_needed(plan, len(sites)),
+        needed=hosted_kind(ROUNDS).quorum(plan, len(sites)).needed,
         num_sites=len(sites),
         directory=kits.directory.name,
     )

@@ -63,8 +63,6 @@ JOB_CLASSES = (
     "nvflare.collab.runtime.executor.CollabExecutor",
     "bilateral.engine.flare.coordinator.Coordinator",
     "bilateral.engine.flare.site.Site",
-    "bilateral.engine.flare.hetero_coordinator.HeteroCoordinator",
-    "bilateral.engine.flare.hetero_site.HeteroSite",
 )
 GATE = {"id": "job_gate", "path": "bilateral.engine.flare.job_gate.JobGate", "args": {}}
 HEARTBEAT_SECONDS = 4

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabRecipe
 
 from bilateral.engine.flare.coordinator import Coordinator
+from bilateral.engine.flare.premises import text_of_facts
 from bilateral.engine.flare.site import Site
-from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.hosting import hosted_kind
 
 MAX_THREADS = 64
 
@@ -27,11 +29,13 @@ class CodelessRecipe(CollabRecipe):
 
 
 def make_recipe(
-    plan: RunPlan,
+    kind: str,
+    plan: Any,
     output: str,
     *,
     engine: str,
-    reference: bool = False,
+    facts: Mapping[str, Any] | None = None,
+    stores: Path | None = None,
     data_dir: Path | None = None,
     min_sites: int = 1,
     name: str = "bilateral",
@@ -40,15 +44,16 @@ def make_recipe(
 ) -> CodelessRecipe:
     """The recipe of one term. `min_sites`: FLARE starts the job with so many, and ends it when fewer are left.
 
-    `coordinator` and `site`: the two ends; the benchmark has its own (`timing`), which no kit of a deployment lists.
+    `facts`, `stores`, `data_dir`: see `Site`. `coordinator` and `site`: the two ends; a benchmark has its own, which no
+    kit of a deployment lists.
     """
-    text, folder = plan.model_dump_json(), str(data_dir) if data_dir else ""
+    text, told, folder = plan.model_dump_json(), text_of_facts(facts or {}), str(data_dir) if data_dir else ""
     return CodelessRecipe(
         name,
-        server=coordinator(text, output, engine, reference, folder),
-        client=site(text, reference, folder),
+        server=coordinator(kind, text, told, output, engine, folder),
+        client=site(kind, text, told, str(stores) if stores else "", folder),
         min_clients=min_sites,
-        sync_task_timeout=max(60.0, plan.federation.timeout),
+        sync_task_timeout=hosted_kind(kind).answer_seconds(plan),
         max_call_threads_for_server=MAX_THREADS,
         max_call_threads_for_client=8,
     )

@@ -16,54 +16,48 @@ from pathlib import Path
 from typing import Any
 
 from bilateral.engine.flare.kit_builder import JOB_CLASSES
-from bilateral.engine.flare.surroundings import plan_of_job
-from bilateral.engine.plan import RunPlan
+from bilateral.engine.flare.premises import plan_of_job
+from bilateral.engine.remote.hosting import hosted_kind
 
 JOB_NAME = "bilateral"
+ENGINE = "flare-sim"
+STORES = "sites"
+"""Where the sites of a run on one machine keep their state, below its directory."""
 
 
 @dataclass(frozen=True)
 class SimulatedJob:
     """What the simulator's process is told, as JSON."""
 
+    kind: str
     plan: str
+    facts: Mapping[str, Any]
     output: str
     sites: tuple[str, ...]
-    reference: bool
     data_dir: str
     workspace: str
 
 
 def start_simulator(
-    plan: RunPlan,
+    kind: str,
+    plan: Any,
+    facts: Mapping[str, Any],
     output: Path,
     sites: Sequence[str],
     workspace: Path,
     environment: Mapping[str, str],
     *,
-    reference: bool,
     data_dir: Path | None,
     module: str = "bilateral.engine.flare.simulator",
 ) -> subprocess.Popen[bytes]:
     """Start the simulator; what it prints goes to `simulator.log` in the workspace. `module` is run, with the job."""
+    folder = str(data_dir.resolve()) if data_dir else ""
     job = SimulatedJob(
-        plan.model_dump_json(),
-        str(output.resolve()),
-        tuple(sites),
-        reference,
-        str(data_dir.resolve()) if data_dir else "",
-        str(workspace),
+        kind, plan.model_dump_json(), dict(facts), str(output.resolve()), tuple(sites), folder, str(workspace)
     )
-    return start_module(module, asdict(job), workspace, environment)
-
-
-def start_module(
-    module: str, job: Mapping[str, Any], workspace: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Run a module with a job's description as its argument; what it prints goes to `simulator.log`."""
     workspace.mkdir(parents=True, exist_ok=True)
     file = workspace / "job.json"
-    file.write_text(json.dumps(job), encoding="utf-8")
+    file.write_text(json.dumps(asdict(job)), encoding="utf-8")
     with (workspace / "simulator.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(file)],
@@ -77,29 +71,30 @@ def start_module(
 
 
 def main(file: Path, classes: Sequence[str] = (), **ends: Any) -> None:
-    """Run a simulated job to its end. `classes`: what it may build besides ours; `ends`: see `make_recipe`."""
+    """Run a simulated job to its end, with a process a site.
+
+    `classes`: what it may build besides ours; `ends`: see `make_recipe`.
+    """
+    from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
+
     from bilateral.engine.flare.recipe import make_recipe  # noqa: PLC0415 (slow to import, and only here)
 
     job = SimulatedJob(**json.loads(file.read_text(encoding="utf-8")))
     recipe = make_recipe(
-        plan_of_job(job.plan),
+        job.kind,
+        plan_of_job(hosted_kind(job.kind), job.plan),
         job.output,
-        engine="flare-sim",
-        reference=job.reference,
+        engine=ENGINE,
+        facts=job.facts,
+        stores=Path(job.output) / STORES,
         data_dir=Path(job.data_dir) if job.data_dir else None,
         min_sites=len(job.sites),
         name=JOB_NAME,
         **ends,
     )
-    simulate(recipe, job.sites, Path(job.workspace), classes)
-
-
-def simulate(recipe: Any, sites: Sequence[str], workspace: Path, classes: Sequence[str] = ()) -> None:
-    """Run a recipe named `JOB_NAME` to its end, with a process a site."""
-    from nvflare.recipe import SimEnv  # noqa: PLC0415 (slow to import, and only here)
-
+    workspace, sites = Path(job.workspace), list(job.sites)
     _allow_only(workspace / JOB_NAME, (*JOB_CLASSES, *classes))
-    recipe.run(SimEnv(clients=list(sites), num_threads=len(sites), workspace_root=str(workspace), log_config="WARNING"))
+    recipe.run(SimEnv(clients=sites, num_threads=len(sites), workspace_root=str(workspace), log_config="WARNING"))
 
 
 def _allow_only(workspace: Path, classes: Sequence[str]) -> None:

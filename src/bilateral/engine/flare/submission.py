@@ -13,15 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.federation import member_names, needs_sample_counts
+from bilateral.engine.federation import member_names
 from bilateral.engine.flare.admin import Admin
 from bilateral.engine.flare.deployment import check_deployable
 from bilateral.engine.flare.recipe import make_recipe
 from bilateral.engine.flare.site_settings import check_run_name
 from bilateral.engine.flare.supervisor import STOPPED, Outcome, Progress, Supervisor
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.errors import DeploymentError, PlanError
-from bilateral.runs.rounds.conductor import sites_needed
 
 ENGINE = "flare"
 
@@ -70,22 +71,22 @@ def submit_run(
     check_run_name(name)
     check_deployable(plan)
     sites = member_names(plan)
-    needed = sites_needed(plan, len(sites))
+    quorum = hosted_kind(ROUNDS).quorum(plan, len(sites))
     with Admin(kit) as admin, tempfile.TemporaryDirectory(prefix="bilateral-job-") as folder:
         running = _running_job(admin, name, resume=resume)
-        recipe = make_recipe(plan, name, engine=ENGINE, min_sites=needed, name=_job_name(name))
+        recipe = make_recipe(ROUNDS, plan, name, engine=ENGINE, min_sites=quorum.needed, name=_job_name(name))
         recipe.export(folder)
         supervisor = Supervisor(
             admin,
             Path(folder) / recipe.job_name,
             sites,
-            needed,
+            quorum.needed,
             lambda job_id: _outcome(admin, job_id),
-            plan.federation.patience,
+            quorum.patience,
             on_progress=on_progress or (lambda _: None),
             on_note=on_note or (lambda _: None),
             should_stop=should_stop or (lambda: False),
-            all_at_first=needs_sample_counts(plan) and not resume,
+            all_at_first=quorum.all_at_first and not resume,
             job_id=running,
         )
         if detach:

@@ -12,6 +12,7 @@ from bilateral.errors import PlanError
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.runs.hetero.desk import HeteroSiteDesk
 from bilateral.runs.hetero.here import ClientsHere
+from bilateral.runs.hetero.hosted import FACTS, HostedHetero
 from bilateral.runs.hetero.in_process import members_of, record_of
 from bilateral.runs.hetero.messages import REPLY_OF
 from bilateral.runs.hetero.parties import check_secure, deal, guarantee_of, make_answers
@@ -21,14 +22,12 @@ from bilateral.runs.hetero.remote import ClientsAtSites
 from bilateral.runs.hetero.server import HeteroServer
 from bilateral.runs.hetero.steps import num_stages
 
-FACTS = "facts"
-"""The option with the `PublicFacts` of a run whose clients are elsewhere."""
 LONGEST_STAGE_SECONDS = 3600.0
 VOCABULARY = Vocabulary(tuple(REPLY_OF), tuple(dict.fromkeys(REPLY_OF.values())))
 
 
 @dataclass(frozen=True)
-class HeteroKind:
+class HeteroKind(HostedHetero):
     """Clients with different networks teach each other. For simulations: keys and queries come from the seed."""
 
     name: str = HETERO

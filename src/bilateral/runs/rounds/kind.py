@@ -21,14 +21,12 @@ from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.runs.rounds.conductor import Conductor, RoundsOverSites
 from bilateral.runs.rounds.desk import SiteDesk
 from bilateral.runs.rounds.enrolment import Briefing, SiteCard
+from bilateral.runs.rounds.hosted import REFERENCE_OPTION, HostedRounds
 from bilateral.runs.rounds.in_process import loop_here
-
-REFERENCE_OPTION = "reference"
-"""The option that trains FedSGD beside the run."""
 
 
 @dataclass(frozen=True)
-class RoundsKind:
+class RoundsKind(HostedRounds):
     """Clients train one model together, round by round."""
 
     name: str = ROUNDS
@@ -64,30 +62,35 @@ class RoundsKind:
 
     def server(self, plan: RunPlan, around: ServerAround) -> ServerRun:
         """Options: `reference`."""
-        reference = around.options.get(REFERENCE_OPTION) is True
         if around.sites is None:
-            loop = loop_here(plan, around.data_dir, reference)
+            loop = loop_here(plan, around.data_dir, around.options.get(REFERENCE_OPTION) is True)
             loop.directory = None if around.path is None else RunDirectory(around.path)
             return loop
+
+        if around.path is None:
+            raise PlanError("Rounds over sites need a run directory.")
+        return RoundsOverSites(self.conductor(plan, around), RunDirectory(around.path))
+
+    def conductor(self, plan: RunPlan, around: ServerAround) -> Conductor:
+        """The server's side of rounds over sites."""
+        assert around.sites is not None
+        assert around.path is not None
 
         def simulated(term: int, names: Sequence[str]) -> Secrets:
             return SimulatedSecrets(plan.seed, names, term)
 
-        if around.path is None:
-            raise PlanError("Rounds over sites need a run directory.")
-        conductor = Conductor(
+        return Conductor(
             plan,
             around.path,
             around.sites,
             around.make_secrets or simulated,
             around.version,
             around.engine,
-            reference=reference,
+            reference=around.options.get(REFERENCE_OPTION) is True,
             data_dir=around.data_dir,
             data_settings=around.data_settings,
             should_stop=around.should_stop,
         )
-        return RoundsOverSites(conductor, RunDirectory(around.path))
 
     def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
         def secrets(briefing: Briefing) -> Secrets:
@@ -95,6 +98,7 @@ class RoundsKind:
                 return SimulatedSecrets(plan.seed, briefing.members, briefing.term)
             return around.make_secrets(briefing.run_id, briefing.members, briefing.term)
 
+        spent = around.spent_file if plan.traits.spends_budget else None
         return SiteDesk(
             name,
             plan,
@@ -103,7 +107,7 @@ class RoundsKind:
             reference=around.options.get(REFERENCE_OPTION) is True,
             data_dir=around.data_dir,
             data_settings=around.data_settings,
-            counter=FileCounter(around.spent_file) if around.spent_file is not None else None,
+            counter=None if spent is None else FileCounter(spent),
         )
 
 

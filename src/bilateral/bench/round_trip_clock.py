@@ -2,7 +2,7 @@
 
 The server notes how long every round, exchange and call took and how many bytes went each way; a site notes how long it
 worked on each packet, in a file of its own. Nothing is added to what travels. Kits do not list these classes, so no
-deployment runs them; the benchmark lists them in kits of its own (`timing_run`).
+deployment runs them; the benchmark lists them in kits of its own (`round_trip_run`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import torch
-from nvflare.collab import collab
 
 from bilateral.data import Dataset, Split
 from bilateral.engine.checkpoint import Checkpoint
-from bilateral.engine.flare.coordinator import Coordinator, FlareSites
+from bilateral.engine.flare.coordinator import Coordinator
+from bilateral.engine.flare.premises import ServerPremises
 from bilateral.engine.flare.site import Site
+from bilateral.engine.kind import ENROLMENT, Result, ServerAround, ServerRun, Sites
+from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.edge import REPLY
+from bilateral.engine.remote.hosting import HostedKind
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training
 from bilateral.runs.rounds.attendance import Attendance
-from bilateral.runs.rounds.conductor import Conductor
+from bilateral.runs.rounds.conductor import Conductor, RoundsOverSites
+from bilateral.runs.rounds.kind import RoundsKind
 from bilateral.runs.rounds.loop import Lane, RoundLoop
 from bilateral.runs.rounds.remote_exchange import Timing
 
@@ -119,19 +123,27 @@ def read_rounds(path: Path) -> list[RoundTiming]:
     ]
 
 
-class WatchedSites(FlareSites):
+@dataclass(frozen=True)
+class WatchedSites:
     """The same sites; every call is timed."""
 
-    def __init__(self, sites: FlareSites, watch: Watch) -> None:
-        self._proxies = sites._proxies
-        self._watch = watch
+    sites: Sites
+    watch: Watch
 
-    def call(self, site: str, lane: int, ticket: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
+    def names(self) -> Sequence[str]:
+        return self.sites.names()
+
+    def ping(self, site: str) -> bool | None:
+        return self.sites.ping(site)
+
+    def call(self, site: str, lane: int, number: int, packet: list[bytes], timeout: float) -> Mapping[str, Any]:
         started = time.perf_counter()
-        answer = super().call(site, lane, ticket, packet, timeout)
+        answer = self.sites.call(site, lane, number, packet, timeout)
         seconds = time.perf_counter() - started
+        if lane == ENROLMENT:
+            return answer
         reply = answer.get(REPLY, b"")
-        self._watch.call(CallTiming(site, lane, ticket, seconds, sum(map(len, packet)), len(reply)))
+        self.watch.call(CallTiming(site, lane, number, seconds, sum(map(len, packet)), len(reply)))
         return answer
 
 
@@ -170,39 +182,44 @@ class WatchedConductor(Conductor):
         return Lane(WatchedTraining(**_values(lane.training), on_advanced=note), lane.exchange)
 
 
+@dataclass(frozen=True)
+class WatchedRounds(RoundsKind):
+    """The same rounds, with a watch beside them."""
+
+    watch: Watch = field(default_factory=Watch)
+
+    def server(self, plan: RunPlan, around: ServerAround) -> ServerRun:
+        assert around.sites is not None and around.path is not None
+        plain = self.conductor(plan, replace(around, sites=WatchedSites(around.sites, self.watch)))
+        plain.on_exchange = self.watch.exchange
+        return RoundsOverSites(WatchedConductor(**_values(plain), watch=self.watch), RunDirectory(around.path))
+
+
 class TimedCoordinator(Coordinator):
     """The server's side of a timed job: it leaves `timings.json` in the run directory."""
 
-    @collab.main
-    def conduct(self) -> None:
-        """One term, timed."""
-        self._watch = Watch()
-        super().conduct()
-        self._watch.write(Path(self.output) / SERVER_FILE)
-
-    def _conductor(self, workspace: Any, sites: FlareSites) -> Conductor:
-        plain = super()._conductor(workspace, WatchedSites(sites, self._watch))
-        plain.on_exchange = self._watch.exchange
-        return WatchedConductor(**_values(plain), watch=self._watch)
+    def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
+        watch = Watch()
+        result = super()._conduct(replace(premises, kind=cast("HostedKind[Any]", WatchedRounds(watch=watch))), sites)
+        watch.write(premises.path / SERVER_FILE)
+        return result
 
 
 class TimedSite(Site):
     """The site of a timed job: a line for every packet, in its own workspace."""
 
-    def __init__(self, plan: str, reference: bool = False, data_dir: str = "") -> None:
-        super().__init__(plan, reference, data_dir)
-        self._file: TextIO | None = None
+    _file: TextIO | None = None
 
-    @collab.publish
-    def deliver(self, lane: int, ticket: int, packet: list[bytes]) -> dict[str, Any]:
-        """A packet of messages; the answer holds the client's reply, and nothing of the clock."""
+    def _deliver(self, lane: int, number: int, packet: list[bytes]) -> dict[str, Any]:
+        """The answer holds nothing of the clock."""
         started, started_cpu = time.perf_counter(), time.thread_time()
-        answer: dict[str, Any] = super().deliver(lane, ticket, packet)
+        answer = super()._deliver(lane, number, packet)
         cpu, seconds = time.thread_time() - started_cpu, time.perf_counter() - started
+        if lane == ENROLMENT:
+            return answer
         if self._file is None:
-            folder = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id()))
-            self._file = (folder / SITE_FILE).open("w", encoding="utf-8", buffering=1)
-        self._file.write(f"{collab.site_name} {ticket} {seconds:.6f} {cpu:.6f}\n")
+            self._file = (self._job_folder() / SITE_FILE).open("w", encoding="utf-8", buffering=1)
+        self._file.write(f"{self._name()} {number} {seconds:.6f} {cpu:.6f}\n")
         return answer
 
 

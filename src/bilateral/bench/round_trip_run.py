@@ -15,16 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bilateral.engine.federation import member_names
-from bilateral.engine.flare.admin import Admin
-from bilateral.engine.flare.launch import FlareEngine, _end_with_children
-from bilateral.engine.flare.processes import LocalProcesses, free_ports
-from bilateral.engine.flare.provisioning import Deployment, Kits, provision
-from bilateral.engine.flare.recipe import make_recipe
-from bilateral.engine.flare.simulator import main, start_simulator
-from bilateral.engine.flare.supervisor import Outcome, Supervisor
-from bilateral.engine.flare.surroundings import SIMULATION
-from bilateral.engine.flare.timing import (
+from bilateral.bench.round_trip_clock import (
     SERVER_FILE,
     TIMING_CLASSES,
     RoundTiming,
@@ -34,10 +25,23 @@ from bilateral.engine.flare.timing import (
     read_rounds,
     read_work,
 )
+from bilateral.engine.federation import member_names
+from bilateral.engine.flare.admin import Admin
+from bilateral.engine.flare.launch import FlareEngine, end_with_children
+from bilateral.engine.flare.premises import SIMULATION
+from bilateral.engine.flare.processes import LocalProcesses, free_ports
+from bilateral.engine.flare.provisioning import Deployment, Kits, provision
+from bilateral.engine.flare.recipe import make_recipe
+from bilateral.engine.flare.simulator import main, start_simulator
+from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
+from bilateral.engine.flare.supervisor import Outcome, Supervisor
+from bilateral.engine.kind import ROUNDS
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DeploymentError
+from bilateral.runs.rounds.hosted import REFERENCE_OPTION
 
 POLL_SECONDS = 0.5
+_FACTS = {REFERENCE_OPTION: True}
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,21 @@ def _simulate(
 ) -> None:
     on_note("FLARE's simulator")
     process = start_simulator(
-        plan, output, sites, workspace / "flare", _environment(), reference=True, data_dir=None, module=__spec__.name
+        ROUNDS,
+        plan,
+        _FACTS,
+        output,
+        sites,
+        workspace / "flare",
+        _environment(),
+        data_dir=None,
+        module=__spec__.name,
     )
     try:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
     finally:
-        _end_with_children(process.pid)
+        end_with_children(process.pid)
         process.wait()
 
 
@@ -88,10 +100,11 @@ def _deploy(
     kits = provision(Deployment("bench", "localhost", sites, fed_learn_port=free_ports(1)[0]), workspace / "kits")
     _allow_timing(kits)
     recipe = make_recipe(
+        ROUNDS,
         plan,
         str(output),
         engine="flare-poc",
-        reference=True,
+        facts=_FACTS,
         min_sites=len(sites),
         coordinator=TimedCoordinator,
         site=TimedSite,
@@ -112,7 +125,7 @@ def _deploy(
 def _allow_timing(kits: Kits) -> None:
     """The kits of this run, and no others, may build the timed ends."""
     for kit in (kits.server, *kits.sites.values()):
-        path = kit / "local" / "resources.json"
+        path = kit / WORKSPACE_FOLDER / "local" / "resources.json"
         resources = json.loads(path.read_text(encoding="utf-8"))
         resources["class_allow_list"] += TIMING_CLASSES
         path.write_text(json.dumps(resources, indent=2), encoding="utf-8")

@@ -7,12 +7,13 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bilateral.engine.flare.premises import accepted_plan, kit_settings
 from bilateral.engine.flare.site_edge import NOT_ACCEPTED, SERVER_NAME, ask_desk
 from bilateral.engine.flare.site_settings import load_site_settings
-from bilateral.engine.flare.surroundings import accepted_plan, kit_settings
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
 from bilateral.engine.remote.edge import REFUSED
 from bilateral.errors import DataError, DeploymentError, PlanError, PlanNotAcceptedError
+from bilateral.runs.rounds.kind import KIND
 
 SECRET = "a secret of the site"
 PLAN = parse_plan({"data": {"name": "npz", "sites": {"a": {}, "b": {}}}, "noise": {"delta": 1e-7}}, "of a test")
@@ -27,7 +28,7 @@ def settings_for(tmp_path, *plans, code=()):
 
 def test_an_accepted_plan_is_taken_with_any_waiting_times(tmp_path):
     other_times = PLAN.with_settings({"federation.timeout": 3.0, "federation.patience": 9.0})
-    assert accepted_plan(other_times.model_dump_json(), settings_for(tmp_path, PLAN)) == other_times
+    assert accepted_plan(KIND, other_times.model_dump_json(), settings_for(tmp_path, PLAN)) == other_times
 
 
 @given(
@@ -73,7 +74,7 @@ def test_a_fingerprint_changes_with_what_a_plan_means_and_not_with_new_settings(
 )
 def test_no_error_quotes_what_a_job_brought(tmp_path, text):
     with pytest.raises(PlanError) as caught:
-        accepted_plan(text, settings_for(tmp_path, PLAN))
+        accepted_plan(KIND, text, settings_for(tmp_path, PLAN))
     assert SECRET not in str(caught.value)
 
 
@@ -81,7 +82,7 @@ def test_a_waiting_time_that_is_none_is_refused_without_quoting_it(tmp_path):
     values = PLAN.model_dump(mode="json")
     values["federation"]["timeout"] = SECRET  # left out of the fingerprint
     with pytest.raises(PlanError, match="not as this version writes it") as caught:
-        accepted_plan(json.dumps(values), settings_for(tmp_path, PLAN))
+        accepted_plan(KIND, json.dumps(values), settings_for(tmp_path, PLAN))
     assert SECRET not in str(caught.value)
 
 
@@ -89,25 +90,25 @@ def test_the_fingerprint_is_asked_before_the_plan_is_read(tmp_path, monkeypatch)
     def fail(*_):
         raise AssertionError("the plan was read")
 
-    monkeypatch.setattr("bilateral.engine.flare.surroundings.parse_plan", fail)
+    monkeypatch.setattr("bilateral.runs.rounds.kind.parse_plan", fail)
     with pytest.raises(PlanNotAcceptedError):
-        accepted_plan(PLAN.with_settings({"seed": 1}).model_dump_json(), settings_for(tmp_path, PLAN))
+        accepted_plan(KIND, PLAN.with_settings({"seed": 1}).model_dump_json(), settings_for(tmp_path, PLAN))
 
 
 class TestCode:
     def test_an_accepted_plan_runs_no_code_that_the_operator_has_not_named(self, tmp_path):
         with pytest.raises(PlanNotAcceptedError, match=r'my_clinic.data:load", "my_clinic.nets:build".*under \[code\]'):
-            accepted_plan(OWN_CODE.model_dump_json(), settings_for(tmp_path, OWN_CODE))
+            accepted_plan(KIND, OWN_CODE.model_dump_json(), settings_for(tmp_path, OWN_CODE))
 
     @pytest.mark.parametrize("name", ["os:system", "my_clinic.data:load ", "my_clinic.data:other", "my_clinic.data"])
     def test_a_name_must_be_the_very_one(self, tmp_path, name):
         allowed = settings_for(tmp_path, OWN_CODE, code=[name, "my_clinic.nets:build"])
         with pytest.raises(PlanNotAcceptedError, match=r"my_clinic\.data:load"):
-            accepted_plan(OWN_CODE.model_dump_json(), allowed)
+            accepted_plan(KIND, OWN_CODE.model_dump_json(), allowed)
 
     def test_code_that_the_operator_has_named_is_taken(self, tmp_path):
         allowed = settings_for(tmp_path, OWN_CODE, code=["my_clinic.data:load", "my_clinic.nets:build"])
-        assert accepted_plan(OWN_CODE.model_dump_json(), allowed) == OWN_CODE
+        assert accepted_plan(KIND, OWN_CODE.model_dump_json(), allowed) == OWN_CODE
 
     def test_nothing_is_imported_before(self, tmp_path, monkeypatch):
         (tmp_path / "boasting.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
@@ -115,7 +116,7 @@ class TestCode:
         monkeypatch.syspath_prepend(tmp_path)
         plan = PLAN.with_settings({"data.name": "boasting:load"})
         with pytest.raises(PlanNotAcceptedError):
-            accepted_plan(plan.model_dump_json(), settings_for(tmp_path, plan))
+            accepted_plan(KIND, plan.model_dump_json(), settings_for(tmp_path, plan))
         assert not (tmp_path / "imported").exists()
 
 
