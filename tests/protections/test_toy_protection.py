@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from bilateral.audit.auditor import audit
-from bilateral.engine.compare import compare
-from bilateral.engine.in_process import run
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan, parse_plan
 from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protections import registry
@@ -20,6 +18,8 @@ from bilateral.protections.registry import mechanism_names, protection_names, re
 from bilateral.protections.sections import Section
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.messages import RecoveredUpdate
+from bilateral.runs.rounds.compare import compare
+from bilateral.runs.rounds.in_process import run
 
 
 class Scaling(Section):

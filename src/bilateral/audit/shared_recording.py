@@ -21,7 +21,6 @@ from torch import Tensor
 
 from bilateral.audit.shared_views import Session, SharedView
 from bilateral.audit.views import AdversaryName
-from bilateral.engine.secure_answers import agreed_keys
 from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
@@ -31,6 +30,7 @@ from bilateral.protocols.share.prediction.parties import PredictionClient, Predi
 from bilateral.protocols.share.ring.streams import SessionTerms
 from bilateral.protocols.transport import SERVER, LocalTransport
 from bilateral.randomness import Randomness
+from bilateral.runs.hetero.secure_answers import agreed_keys
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,9 +10,9 @@ import pytest
 from bilateral.audit.experiment import Experiment
 from bilateral.audit.topics import registry
 from bilateral.audit.topics.registry import about_of, all_experiments, experiments_for, register, unregister
-from bilateral.engine.hetero_plan import HeteroPlan
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
+from bilateral.runs.hetero.plan import HeteroPlan
 
 
 def never(plan, guarantee):
