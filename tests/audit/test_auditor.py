@@ -12,7 +12,7 @@ from bilateral.audit.auditor import NOTHING_THERE, audit, stored_plan, stored_re
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.experiment import Experiment, context_of
 from bilateral.audit.scores import AGREEMENT, AUC, Scores
-from bilateral.audit.workers import Done
+from bilateral.audit.workers import TaskDone
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import CheckpointError, DataError, PlanError
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -98,7 +98,7 @@ def test_a_stored_audit_is_judged_again_to_the_same_verdicts(counted, tmp_path):
 @pytest.mark.parametrize("seconds", [0.46, 0.54, 1.4999, 12.05])
 def test_the_work_done_reads_the_same_before_and_after_it_was_stored(counted, monkeypatch, tmp_path, seconds):
     def jobs(job, names, *_):
-        yield from (Done(name, [], "", seconds) for name in names[:1])
+        yield from (TaskDone(name, [], "", seconds) for name in names[:1])
 
     monkeypatch.setattr(auditor, "run_jobs", jobs)
     result = audit(RunPlan(), num_workers=1, output=tmp_path / "a")

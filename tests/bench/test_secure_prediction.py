@@ -220,10 +220,10 @@ def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):
     first = parties.predict(images(2, SHAPE, 1))
     (_, offline, online) = (sum(c.bytes_sent for c in cost.parties.values()) for cost in first.phases.values())
     server, transport = parties._server, parties._transport
-    parties._tell(QUERYING, Queries(images(2, SHAPE, 2)), processes.Done)
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 2)), processes.Heard)
     sessions = server.open_sessions(QUERYING, [ANSWERING])
     server.predict(sessions, 2)
-    parties._tell(QUERYING, Queries(images(2, SHAPE, 3)), processes.Done)
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 3)), processes.Heard)
     transport.begin()
     server.predict(sessions, 2)
     second = sum(cost.bytes_sent for phase in transport.end().values() for cost in phase.parties.values())

@@ -27,7 +27,7 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
-from bilateral.protocols.share.ring.streams import SessionTerms
+from bilateral.protocols.share.ring.streams import SessionAgreement
 from bilateral.protocols.transport import SERVER, LocalTransport
 from bilateral.randomness import Randomness
 from bilateral.runs.hetero.secure_answers import agreed_keys
@@ -50,7 +50,7 @@ class SharedRun:
 
     def seed(self, session: Session, one: str, other: str) -> bytes:
         """What these two have in common in a session."""
-        terms = SessionTerms(
+        terms = SessionAgreement(
             session.session_id, session.querier, session.answerer, session.circuit.to_json(), self.style.name
         )
         return terms.seed(self.rings[one].pair_secret(other))

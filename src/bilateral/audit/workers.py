@@ -33,7 +33,7 @@ class WorkerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Done:
+class TaskDone:
     """A piece of work that ended: with a result, or with an error; `traceback` if that was nobody's fault but ours."""
 
     name: str
@@ -49,7 +49,7 @@ def run_jobs(
     num_workers: int,
     on_progress: Callable[[str, float, str], None],
     should_stop: Callable[[], bool],
-) -> Iterator[Done]:
+) -> Iterator[TaskDone]:
     """Do all named work, yielding each piece as it ends. With one worker it happens here, without processes."""
     if num_workers == 1 or len(names) == 1:
         yield from _run_here(job, names, on_progress, should_stop)
@@ -59,14 +59,14 @@ def run_jobs(
 
 def _run_here(
     job: Job, names: Sequence[str], on_progress: Callable[[str, float, str], None], should_stop: Callable[[], bool]
-) -> Iterator[Done]:
+) -> Iterator[TaskDone]:
     for name in names:
         if should_stop():
             return
         yield _attempt(job, name, partial(on_progress, name))
 
 
-def _attempt(job: Job, name: str, tell: Callable[[float, str], None]) -> Done:
+def _attempt(job: Job, name: str, tell: Callable[[float, str], None]) -> TaskDone:
     started = time.perf_counter()
     result, error, trace = None, "", ""
     try:
@@ -75,7 +75,7 @@ def _attempt(job: Job, name: str, tell: Callable[[float, str], None]) -> Done:
         error = str(refused)
     except Exception as bug:  # told, never swallowed: one broken experiment must not cost the others' work
         error, trace = f"an error in the audit itself ({type(bug).__name__}: {bug})", traceback.format_exc()
-    return Done(name, result, error, time.perf_counter() - started, trace)
+    return TaskDone(name, result, error, time.perf_counter() - started, trace)
 
 
 def _run_in_processes(
@@ -84,7 +84,7 @@ def _run_in_processes(
     num_workers: int,
     on_progress: Callable[[str, float, str], None],
     should_stop: Callable[[], bool],
-) -> Iterator[Done]:
+) -> Iterator[TaskDone]:
     waiting, busy = list(names), 0
     with _started(job, num_workers) as connections:
         for connection in connections:
@@ -104,13 +104,13 @@ def _run_in_processes(
                 yield told
 
 
-def _receive(connection: Connection) -> Done | tuple[str, float, str]:
+def _receive(connection: Connection) -> TaskDone | tuple[str, float, str]:
     try:
         content = connection.recv()
     except EOFError as ended:
         raise WorkerError("A worker of the audit died; perhaps memory ran out.") from ended
     # Pickled in the worker by the plain pickler: torch's own would hand over shared memory that dies with the worker.
-    told: Done | tuple[str, float, str] = pickle.loads(content)
+    told: TaskDone | tuple[str, float, str] = pickle.loads(content)
     return told
 
 

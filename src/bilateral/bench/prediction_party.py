@@ -117,12 +117,12 @@ class Costs(Message):
 
 
 @dataclass(frozen=True)
-class Done(Message):
+class Heard(Message):
     pass
 
 
 _ORDERS: Final = (IdentityRequest, Setup, Roster, CostRequest)
-_REPORTS: Final = (IdentityKey, KeyAnnouncement, Costs, Done)
+_REPORTS: Final = (IdentityKey, KeyAnnouncement, Costs, Heard)
 MAY_HEAR: Final[Mapping[str, tuple[type[Message], ...]]] = {
     QUERYING: (*TO_QUERIER, *_ORDERS, Queries, AnswerRequest),
     ANSWERING: (*TO_ANSWERER, *_ORDERS, Network),
@@ -189,7 +189,7 @@ class Party:
 
     def _obeyed(self, order: Message) -> Message:
         """Do what the bench says, and the report of it."""
-        report: Message = Done()
+        report: Message = Heard()
         match order:
             case IdentityRequest():
                 report = IdentityKey(self._identity.public_bytes)

@@ -24,7 +24,7 @@ from bilateral.bench.prediction_party import (
     AnswerRequest,
     CostRequest,
     Costs,
-    Done,
+    Heard,
     IdentityKey,
     IdentityRequest,
     Introduction,
@@ -167,16 +167,16 @@ class ThreeParties:
         roster = directory.roster()
         keys.accept(roster)
         for party in CLIENTS:
-            self._tell(party, roster, Done)
+            self._tell(party, roster, Heard)
         return keys
 
     def offer(self, network: Network) -> None:
         """The answering party makes this network and answers with it from now on."""
-        self._tell(ANSWERING, network, Done)
+        self._tell(ANSWERING, network, Heard)
 
     def predict(self, queries: Tensor) -> BatchCost:
         """One batch in a fresh session, from its opening to the logits at the querying party."""
-        self._tell(QUERYING, Queries(queries), Done)
+        self._tell(QUERYING, Queries(queries), Heard)
         self._ask_costs()  # of what was before, such as the end of the last session: not counted
         self._server.traffic = Traffic()
         self._transport.begin()

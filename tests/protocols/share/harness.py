@@ -16,7 +16,7 @@ from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, judge
 from bilateral.protocols.share.prediction.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
-from bilateral.protocols.share.ring.streams import SessionTerms, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 from bilateral.randomness import SeededRandomness
 
 RUN = b"run 5"
@@ -44,7 +44,7 @@ def key_rings(names=NAMES, seed=0):
 
 def session_seed(secret, session_id, querier, answerer, circuit, style=HARDENED):
     """The seed of a pair, as whoever knows its secret derives it."""
-    return SessionTerms(session_id, querier, answerer, circuit.to_json(), style.name).seed(secret)
+    return SessionAgreement(session_id, querier, answerer, circuit.to_json(), style.name).seed(secret)
 
 
 def sent(message, types):

@@ -37,8 +37,8 @@ from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
-from bilateral.runs.rounds.client_view import client_view
 from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
+from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
@@ -291,7 +291,7 @@ class RoundLoop:
         return RunResult(
             plan=self.plan,
             model=main.model,
-            view=client_view(main, self._next_round, self.test, self.loss),
+            view=seen_by_clients(main, self._next_round, self.test, self.loss),
             metrics=self._evaluate(main),
             rows=self._rows,
             rounds=self._next_round,

@@ -15,7 +15,7 @@ from bilateral.learning.evaluation import main_metric
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
-from bilateral.runs.rounds.client_view import ClientView
+from bilateral.runs.rounds.seen_by_clients import SeenByClients
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RunResult:
     """Largest relative difference of the weights to FedSGD's, over all rounds."""
     final_difference_to_fedavg: float | None
     metrics_of_fedavg: dict[str, float] | None
-    view: ClientView | None
+    view: SeenByClients | None
     guarantee: Guarantee
     privacy: PrivacyReport | None
     """What was spent, if the plan adds noise."""

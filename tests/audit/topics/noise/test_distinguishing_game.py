@@ -76,7 +76,7 @@ def test_a_plan_without_noise_is_left_alone():
 def test_a_canary_moves_a_clipped_upload_by_the_sensitivity_and_no_further():
     for unit in ("sample", "client"):
         found = context("sound", **{"noise.noise_multiplier": 1.0, "noise.unit": unit})
-        around = worlds.surroundings_of(found)
+        around = worlds.groundwork_of(found)
         layer, clip = sound_sides(around), sound_noise(around).settings.clip
         half, server = layer.make_client(worlds.first_seat(around)).half, layer.make_server(around.model)
         moved = worlds.clipped_difference(around, found.federation(), half, server, clip)
@@ -84,7 +84,7 @@ def test_a_canary_moves_a_clipped_upload_by_the_sensitivity_and_no_further():
 
 
 def test_sound_noise_of_some_clients_has_the_deviations_of_the_settings():
-    around = worlds.surroundings_of(context("sound", **{"noise.noise_multiplier": 1.3}))
+    around = worlds.groundwork_of(context("sound", **{"noise.noise_multiplier": 1.3}))
     settings, terms = sound_noise(around).settings, num_terms(around)
     noise = worlds.sound_noise_of(settings, terms, 3, 5000, 0, SeededRandomness(1, "test"))
     for row, deviation in zip(noise, settings.term_deviations(terms), strict=True):
@@ -93,7 +93,7 @@ def test_sound_noise_of_some_clients_has_the_deviations_of_the_settings():
 
 def test_the_game_draws_the_noise_that_real_clients_of_p2s_scheme_leave_in_the_sum():
     found = context("published", **{"noise.epsilon": 2.0})
-    around = worlds.surroundings_of(found)
+    around = worlds.groundwork_of(found)
     layer, names = published_sides(around), around.names
     model = PublishedModel.of(around.model, around.graph, around.problem.examples[:2])
     rings = {name: around.secrets.key_ring(name) for name in names}
@@ -112,7 +112,7 @@ def test_the_game_draws_the_noise_that_real_clients_of_p2s_scheme_leave_in_the_s
 
 
 def test_weights_that_were_chosen_beforehand_have_no_factor_in_common():
-    around = worlds.surroundings_of(context("published", **{"noise.epsilon": 2.0}))
+    around = worlds.groundwork_of(context("published", **{"noise.epsilon": 2.0}))
     model = PublishedModel.of(around.model, around.graph, around.problem.examples[:2])
     separate = worlds.separate_weights(model)
     ratios = torch.stack([worlds.ratio_of_round(model, SeededRandomness(n))[separate] for n in range(300)]).log()

@@ -19,7 +19,7 @@ from bilateral.protocols.share.gates import comparison
 from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.prediction import parties as prediction
-from bilateral.protocols.share.ring.streams import SessionTerms, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -50,7 +50,7 @@ def broken(evidence):
     return {one.tests for one in evidence if judge(one).verdict == "broken"}
 
 
-real_init, real_words, real_seed = Stream.__init__, Stream.words, SessionTerms.seed
+real_init, real_words, real_seed = Stream.__init__, Stream.words, SessionAgreement.seed
 
 
 def weak_words(change):
@@ -86,7 +86,7 @@ MASKINGS = {
     "low bits bare": weak_words(lambda drawn: drawn & ~255),
     "short masks": weak_words(lambda drawn: drawn & ((1 << 48) - 1)),
     "streams of no batch": [(Stream, "__init__", without_batch)],
-    "seeds of no session": [(SessionTerms, "seed", without_session)],
+    "seeds of no session": [(SessionAgreement, "seed", without_session)],
 }
 
 
@@ -139,7 +139,7 @@ BLINDINGS = {
     "three factors": weak_blinding(three_factors),
     "one factor a query": weak_blinding(one_factor),
     "streams of no batch": [(Stream, "__init__", without_batch)],
-    "seeds of no session": [(SessionTerms, "seed", without_session)],
+    "seeds of no session": [(SessionAgreement, "seed", without_session)],
 }
 
 

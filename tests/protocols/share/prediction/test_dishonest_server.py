@@ -21,7 +21,7 @@ from bilateral.protocols.share.prediction.messages import (
     SessionRequest,
 )
 from bilateral.protocols.share.ring.packing import pack_bits, to_bytes
-from bilateral.protocols.share.ring.streams import SessionTerms, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 
 ID = b"substituted name"
 QUERIES = queries_like((6,), count=1)
@@ -52,7 +52,7 @@ def test_a_server_that_shows_another_circuit_does_not_learn_masks_of_activations
     bits = tuple(to_bytes(pack_bits(torch.zeros(size, dtype=torch.bool))) for size in sizes)
     anna.handle(Carries(ID, 0, 1, bits))
     anna.handle(MaskedValue(ID, 0, torch.zeros(1, 6, dtype=torch.int64)))
-    terms = SessionTerms(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
+    terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     stream = Stream(terms.seed(group.rings[QUERIER].pair_secret("anna")), "comparison", 0, 1)
     masks = set(stream.words(90).tolist())
     guesses = {int(word) for bit in told for word in (-bit, 1 - bit)}
@@ -61,7 +61,7 @@ def test_a_server_that_shows_another_circuit_does_not_learn_masks_of_activations
 
 def test_batches_of_different_sizes_have_different_masks(parties):
     group, model = parties
-    terms = SessionTerms(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
+    terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     seed = terms.seed(group.rings[QUERIER].pair_secret("anna"))
     words = [set(Stream(seed, "comparison", 0, size).words(50).tolist()) for size in (1, 2)]
     assert not words[0] & words[1]
@@ -69,7 +69,7 @@ def test_batches_of_different_sizes_have_different_masks(parties):
 
 def test_a_server_that_names_another_style_or_circuit_has_other_seeds(parties):
     group, model = parties
-    terms = SessionTerms(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
+    terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     secret = group.rings["server"].pair_secret("anna")
     assert len({terms.seed(secret), replace(terms, style="published").seed(secret)}) == 2
 

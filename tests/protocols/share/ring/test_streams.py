@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.share.ring.packing import expect_packed, pack_bits, unpack_bits
-from bilateral.protocols.share.ring.streams import SessionTerms, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 
 SEED = bytes(range(32))
 PURPOSES = ("weights", "input", "linear", "rounding", "comparison", "output")
@@ -58,7 +58,7 @@ def test_streams_of_other_purposes_batches_and_seeds_have_nothing_in_common():
 
 def test_session_seeds_differ_by_secret_session_role_circuit_and_style():
     secret, other = bytes(32), bytes(31) + b"\1"
-    terms = SessionTerms(b"s" * 16, "anna", "bela", "{}", "hardened")
+    terms = SessionAgreement(b"s" * 16, "anna", "bela", "{}", "hardened")
     seeds = {
         terms.seed(secret),
         terms.seed(other),

@@ -24,12 +24,12 @@ from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.dishonest.attacks.chosen_blinders import answer_about, gradient_of_chosen
-from bilateral.audit.topics.dishonest.attacks.split_view import Stage, bare_sum, honest_sum
+from bilateral.audit.topics.dishonest.attacks.split_view import StagedRound, bare_sum, honest_sum
 from bilateral.audit.topics.dishonest.staged_rounds import Cast
 from bilateral.audit.topics.inversion.attacks.gradient_matching import GradientModel
 from bilateral.audit.topics.inversion.gradient_inversion import MOST_PARAMETERS
 from bilateral.audit.topics.inversion.inversion_methods import ANALYTIC, Observed, best_method, gates_for
-from bilateral.audit.topics.inversion.one_sample_rounds import MIN_TRIALS, kit_from
+from bilateral.audit.topics.inversion.one_sample_rounds import MIN_TRIALS, tools_from
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.exchange import Packet
@@ -78,7 +78,7 @@ def _trial(context: Context, cast: Cast, number: int) -> _Trial:
     batch = cast.batch(number, victim)
     place = context.randomness("chosen sample", number).integer_below(len(batch))
 
-    def read(stage: Stage, total: Aggregate) -> Tensor:
+    def read(stage: StagedRound, total: Aggregate) -> Tensor:
         return gradient_of_chosen(stage.half, cast.around.perturbation, total)
 
     chosen, drawn, bare = cast.stage(number), cast.stage(number), cast.bare_stage(number)
@@ -91,7 +91,7 @@ def _trial(context: Context, cast: Cast, number: int) -> _Trial:
     )
 
 
-def _choosing(stage: Stage, cast: Cast, victim: str, place: int) -> Stage:
+def _choosing(stage: StagedRound, cast: Cast, victim: str, place: int) -> StagedRound:
     """The stage with a server that answers everybody correctly, about one sample."""
     half = stage.half
     assert isinstance(half, PerturbServer)
@@ -137,8 +137,8 @@ def _samples(context: Context, cast: Cast, trials: Sequence[_Trial]) -> list[Evi
     """What the gradients show, by the best method for the network; nothing if there is none that is affordable."""
     around = cast.around
     model = GradientModel(copy.deepcopy(around.model).float().eval(), around.graph, "ce")
-    kit = kit_from(context, context.federation().test_data, "chosen sample")
-    method = best_method(model, kit)
+    tools = tools_from(context, context.federation().test_data, "chosen sample")
+    method = best_method(model, tools)
     if method is None or (method is not ANALYTIC and around.graph.num_parameters > MOST_PARAMETERS):
         return []
     parameters = around.graph.flatten(dict(around.model.named_parameters()), torch.float32)
@@ -149,11 +149,11 @@ def _samples(context: Context, cast: Cast, trials: Sequence[_Trial]) -> list[Evi
         "the same terms, with blinders that were drawn": [trial.drawn for trial in trials],
     }
     for number, (what, gradients) in enumerate(sources.items()):
-        telling = replace(kit, on_progress=partial(_tell, context, 0.5 + number / 6))
+        telling = replace(tools, on_progress=partial(_tell, context, 0.5 + number / 6))
         rows = torch.stack([gradient.float() for gradient in gradients])
         observed = Observed(model, parameters.expand(len(rows), -1), rows)
         found[what] = [candidates[0] for candidates in method.invert(observed, telling)]
-    ruler = Ruler.of(kit.bounds, copy.deepcopy(around.model), around.graph.head, kit.public.inputs)
+    ruler = Ruler.of(tools.bounds, copy.deepcopy(around.model), around.graph.head, tools.public.inputs)
     positive, target, negative = (
         condition(what, [ruler.score(guess, trial.sample) for guess, trial in zip(guesses, trials, strict=True)])
         for what, guesses in found.items()
@@ -161,7 +161,7 @@ def _samples(context: Context, cast: Cast, trials: Sequence[_Trial]) -> list[Evi
     pictures: tuple[Picture, ...] = ()
     if is_image(trials[0].sample):
         columns = ([trial.sample for trial in trials], *found.values())
-        shown = tuple(tuple(kit.bounds.to_unit(one) for one in row) for row in zip(*columns, strict=True))
+        shown = tuple(tuple(tools.bounds.to_unit(one) for one in row) for row in zip(*columns, strict=True))
         names = ("target", "from its gradient", "from the sum, blinders chosen", "from the sum, blinders drawn")
         pictures = (Picture("a sample out of the sum of all clients", names, shown[:NUM_PICTURES]),)
     return [

@@ -16,7 +16,7 @@ from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_subject
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.dishonest.attacks import split_view
-from bilateral.audit.topics.dishonest.attacks.split_view import Stage, Strategy
+from bilateral.audit.topics.dishonest.attacks.split_view import StagedRound, Strategy
 from bilateral.audit.topics.dishonest.staged_rounds import Cast
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
@@ -121,7 +121,7 @@ def _models_without_checks(cast: Cast, number: int, victim: str) -> Tensor | Non
 def _without_memory(cast: Cast, number: int, victim: str) -> Tensor | None:
     """Clients that were started anew remember no list and no sum of the round: two sums of it can be had."""
 
-    def two_sums(stage: Stage, victim: str) -> Tensor:
+    def two_sums(stage: StagedRound, victim: str) -> Tensor:
         others = replace(cast.stage(number), names=tuple(name for name in stage.names if name != victim))
         return split_view.difference_of_sums(split_view.honest_sum(stage), split_view.honest_sum(others))
 

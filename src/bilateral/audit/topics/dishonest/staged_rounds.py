@@ -8,8 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from bilateral.audit.experiment import Context
-from bilateral.audit.topics.dishonest.attacks.split_view import Stage
-from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.topics.dishonest.attacks.split_view import StagedRound
+from bilateral.audit.topics.noise.neighbouring_worlds import groundwork_of
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
@@ -26,7 +26,7 @@ class Cast:
     """Real clients of a plan, made afresh for every trial: what one trial did to them must not help the next."""
 
     def __init__(self, context: Context, plan: RunPlan) -> None:
-        self.around = surroundings_of(replace(context, plan=plan))
+        self.around = groundwork_of(replace(context, plan=plan))
         self._federation = context.federation()
         self._blueprint = make_blueprint(plan, self._federation)
         self._sides = plan.chosen.sides(self.around)
@@ -36,10 +36,10 @@ class Cast:
     def names(self) -> tuple[str, ...]:
         return tuple(self.around.names[: self.around.num_participants])
 
-    def stage(self, round_index: int) -> Stage:
+    def stage(self, round_index: int) -> StagedRound:
         return self._stage(round_index, self._blueprint.local_exchange(_unrecorded))
 
-    def bare_stage(self, round_index: int) -> Stage:
+    def bare_stage(self, round_index: int) -> StagedRound:
         """The same clients without masks: they answer a model with their upload."""
         clients = {name: self._client(name)[0] for name in self.names}
         return self._stage(round_index, LocalExchange(clients, _unrecorded))
@@ -65,11 +65,11 @@ class Cast:
         )
         return made, parts
 
-    def _stage(self, round_index: int, exchange: Exchange) -> Stage:
+    def _stage(self, round_index: int, exchange: Exchange) -> StagedRound:
         half, around = self._blueprint.server().server, self.around
         model = half.start_round(round_index)
         assert isinstance(model, RoundModel)
-        return Stage(
+        return StagedRound(
             exchange,
             self._run_id,
             self.names,

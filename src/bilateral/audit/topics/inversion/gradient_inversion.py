@@ -31,7 +31,7 @@ from bilateral.audit.topics.inversion.attacks.uploads import true_model
 from bilateral.audit.topics.inversion.inversion_evidence import Inversion
 from bilateral.audit.topics.inversion.inversion_methods import DLG, IDLG, MATCHING, Method, best_method
 from bilateral.audit.topics.inversion.label_reading import label_evidence
-from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, kit_of, one_sample_plan, record_rounds
+from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, one_sample_plan, record_rounds, tools_of
 from bilateral.audit.victims import CONVNET, SIGMOID_LENET
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import analyse, initial_model
@@ -52,7 +52,7 @@ def _run_matching(context: Context) -> list[Evidence]:
     doubt = doubt_about_own(context)
     if not doubt:
         target, control = _recorded(context, context.plan)
-        method = best_method(true_model(facts_of(target.recording)), kit_of(context, target.recording))
+        method = best_method(true_model(facts_of(target.recording)), tools_of(context, target.recording))
         if method is None:
             return []
         own = Inversion(context, method, target, control, tests, progress=_share_of(context, 0.0, 0.9))

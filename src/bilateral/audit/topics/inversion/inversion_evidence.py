@@ -25,15 +25,15 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
     true_model,
     upload_of,
 )
-from bilateral.audit.topics.inversion.inversion_methods import Kit, Method, Observed, gates_for
+from bilateral.audit.topics.inversion.inversion_methods import InversionTools, Method, Observed, gates_for
 from bilateral.audit.topics.inversion.one_sample_rounds import (
     Rounds,
     Trial,
     colluding,
-    kit_of,
     observe,
     random_gradients,
     ruler_of,
+    tools_of,
 )
 from bilateral.audit.topics.model.attacks.softmax_exchange import softmax_of_query
 from bilateral.audit.views import AdversaryName, View
@@ -92,7 +92,7 @@ class Inversion:
     @cached_property
     def _ruler(self) -> Ruler:
         """One for all conditions."""
-        return ruler_of(self.target.recording, self._kit(self.target))
+        return ruler_of(self.target.recording, self._tools(self.target))
 
     @cached_property
     def _is_bare(self) -> bool:
@@ -121,8 +121,8 @@ class Inversion:
 
     @cached_property
     def _naive_floor(self) -> Condition:
-        kit = self._kit(self.target)
-        guesses = self._guesses("random gradients", random_gradients(self._naive_observed, kit), self.target)
+        tools = self._tools(self.target)
+        guesses = self._guesses("random gradients", random_gradients(self._naive_observed, tools), self.target)
         return self._scored("random gradients", self.target.trials, guesses)
 
     def naive(self, adversary: AdversaryName = "curious server") -> Evidence:
@@ -139,8 +139,8 @@ class Inversion:
     def _bare(self) -> Evidence:
         observed = _own_gradients(server_view(self.target.recording), self.target)
         guesses = self._guesses("uploads with secrets", observed, self.target)
-        kit = self._kit(self.target)
-        floor = self._guesses("random gradients", random_gradients(observed, kit), self.target)
+        tools = self._tools(self.target)
+        floor = self._guesses("random gradients", random_gradients(observed, tools), self.target)
         return self._row(
             self.tests,
             "curious server",
@@ -241,16 +241,16 @@ class Inversion:
 
     def _invert(self, note: str, observed: Observed, rounds: Rounds) -> list[Tensor]:
         done, self._stages_done = self._stages_done, self._stages_done + 1
-        kit = self._kit(rounds)
-        kit = replace(kit, on_progress=lambda f: self.progress(min(1.0, (done + f) / NUM_STAGES), note))
-        return self.method.invert(observed, kit)
+        tools = self._tools(rounds)
+        tools = replace(tools, on_progress=lambda f: self.progress(min(1.0, (done + f) / NUM_STAGES), note))
+        return self.method.invert(observed, tools)
 
     def _guesses(self, note: str, observed: Observed, rounds: Rounds) -> list[Tensor]:
         return [candidates[0] for candidates in self._invert(note, observed, rounds)]
 
-    def _kit(self, rounds: Rounds) -> Kit:
+    def _tools(self, rounds: Rounds) -> InversionTools:
         """The same starts in every condition: the stream is named by the method alone."""
-        return kit_of(self.context, rounds.recording, self.method.name)
+        return tools_of(self.context, rounds.recording, self.method.name)
 
     def _scored(self, what: str, trials: Sequence[Trial], guesses: Sequence[Tensor]) -> Condition:
         pairs = zip(guesses, trials, strict=True)
@@ -288,7 +288,7 @@ class Inversion:
         """Target, FedSGD, this plan's uploads, and of its sums the best candidate (chosen by the truth, to be seen)."""
         if not is_image(self._sample):
             return ()
-        bounds = self._kit(self.target).bounds
+        bounds = self._tools(self.target).bounds
         columns: dict[str, list[Tensor]] = {"target": [trial.sample for trial in self.target.trials]}
         if all(torch.equal(a.sample, b.sample) for a, b in zip(self.target.trials, self.control.trials, strict=False)):
             columns["from FedSGD"] = self._control_guesses

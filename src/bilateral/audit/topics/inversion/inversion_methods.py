@@ -51,7 +51,7 @@ MOST_CANDIDATES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Kit:
+class InversionTools:
     """What an attacker brings along: public samples of the kind, a budget, and randomness of its own."""
 
     public: Split = field(repr=False)
@@ -81,7 +81,7 @@ class Observed:
     count: int = 1
 
 
-Invert = Callable[[Observed, Kit], list[Tensor]]
+Invert = Callable[[Observed, InversionTools], list[Tensor]]
 """For every gradient, candidates x sample."""
 
 
@@ -93,14 +93,14 @@ class Method:
     invert: Invert
 
 
-def read_targets(observed: Observed, kit: Kit) -> Tensor:
+def read_targets(observed: Observed, tools: InversionTools) -> Tensor:
     """problems x count x outputs: the labels that the head's gradient shows, one-hot."""
     rows = []
     for parameters, gradient in zip(observed.parameters, observed.gradients, strict=True):
         if observed.count == 1:
             labels = torch.tensor([read_label(observed.model, parameters, gradient)])
         else:
-            labels = read_labels_of_sum(observed.model, parameters, gradient, observed.count, kit.public.inputs)
+            labels = read_labels_of_sum(observed.model, parameters, gradient, observed.count, tools.public.inputs)
         rows.append(F.one_hot(labels, observed.model.graph.num_outputs).to(gradient.dtype))
     return torch.stack(rows)
 
@@ -117,37 +117,37 @@ def _race(effort: Effort) -> tuple[Heat, ...]:
     return Heat(8 * effort.restarts, effort.steps // 10), Heat(2 * effort.restarts, effort.steps * 4 // 10)
 
 
-def _by_matching(observed: Observed, kit: Kit) -> list[Tensor]:
-    problems = Problems(observed.parameters, observed.gradients, read_targets(observed, kit))
-    draws, shape = kit.randomness.child("starts"), tuple(kit.public.inputs.shape[1:])
-    small, effort = _is_small(shape), kit.effort
+def _by_matching(observed: Observed, tools: InversionTools) -> list[Tensor]:
+    problems = Problems(observed.parameters, observed.gradients, read_targets(observed, tools))
+    draws, shape = tools.randomness.child("starts"), tuple(tools.public.inputs.shape[1:])
+    small, effort = _is_small(shape), tools.effort
     heats = _race(effort) if small else (Heat(effort.restarts, effort.steps),)
     settings = MatchingSettings(heats, *(SMALL if small else LARGE))
     if small:
-        starts = public_starts(observed.model, problems, kit.public.inputs, kit.labels, settings.num_starts, draws)
+        starts = public_starts(observed.model, problems, tools.public.inputs, tools.labels, settings.num_starts, draws)
     else:
         starts = noise_starts(problems, shape, settings.num_starts, draws)
-    found = match_gradients(observed.model, problems, starts, kit.bounds, settings, kit.on_progress)
+    found = match_gradients(observed.model, problems, starts, tools.bounds, settings, tools.on_progress)
     return list(found.samples)
 
 
-def _by_deep_leakage(observed: Observed, kit: Kit, *, reads_labels: bool) -> list[Tensor]:
-    targets = read_targets(observed, kit)
+def _by_deep_leakage(observed: Observed, tools: InversionTools, *, reads_labels: bool) -> list[Tensor]:
+    targets = read_targets(observed, tools)
     problems = Problems(observed.parameters, observed.gradients, targets)
-    shape, num_starts = tuple(kit.public.inputs.shape[1:]), kit.effort.restarts
-    starts = noise_starts(problems, shape, num_starts, kit.randomness.child("starts"), NEARLY_GREY)
+    shape, num_starts = tuple(tools.public.inputs.shape[1:]), tools.effort.restarts
+    starts = noise_starts(problems, shape, num_starts, tools.randomness.child("starts"), NEARLY_GREY)
     labels = None
     if not reads_labels:
-        labels = kit.randomness.child("labels").normal(len(targets), num_starts, *targets.shape[1:])
-    steps = min(SMALL_STEPS, kit.effort.steps) if _is_small(shape) else kit.effort.steps
+        labels = tools.randomness.child("labels").normal(len(targets), num_starts, *targets.shape[1:])
+    steps = min(SMALL_STEPS, tools.effort.steps) if _is_small(shape) else tools.effort.steps
     found = deep_leakage(
-        observed.model, problems, starts, kit.bounds, steps, label_starts=labels, on_progress=kit.on_progress
+        observed.model, problems, starts, tools.bounds, steps, label_starts=labels, on_progress=tools.on_progress
     )
     return list(found.samples)
 
 
-def _by_first_layer(observed: Observed, kit: Kit) -> list[Tensor]:
-    shape = tuple(kit.public.inputs.shape[1:])
+def _by_first_layer(observed: Observed, tools: InversionTools) -> list[Tensor]:
+    shape = tuple(tools.public.inputs.shape[1:])
     layer = first_linear(observed.model.network, shape)
     assert layer is not None, "this attack is for networks that begin with a Linear"
     graph = observed.model.graph
@@ -156,30 +156,30 @@ def _by_first_layer(observed: Observed, kit: Kit) -> list[Tensor]:
         if has_bias(graph, layer):
             rows = row_candidates(graph, layer, gradient)[:MOST_CANDIDATES]
         else:
-            lengths = kit.public.inputs.flatten(1).norm(dim=1)
+            lengths = tools.public.inputs.flatten(1).norm(dim=1)
             span = (max(1e-3, float(lengths.min()) / 2), 2 * float(lengths.max()))
             label = torch.tensor(read_label(observed.model, parameters, gradient))
             target = F.one_hot(label, graph.num_outputs).to(gradient.dtype)
             rows = invert_without_bias(observed.model, layer, parameters, gradient, target, span, shape)[None]
         if len(rows) == 0:  # a gradient of zeros
-            rows = torch.zeros(1, kit.public.inputs[0].numel(), dtype=torch.float64)
-        found.append(kit.bounds.clamp(rows.view(len(rows), *shape).to(kit.public.inputs.dtype)))
+            rows = torch.zeros(1, tools.public.inputs[0].numel(), dtype=torch.float64)
+        found.append(tools.bounds.clamp(rows.view(len(rows), *shape).to(tools.public.inputs.dtype)))
     return found
 
 
 MATCHING = Method("gradient matching, cosine and total variation (Geiping)", _by_matching)
-DLG = Method("DLG", lambda observed, kit: _by_deep_leakage(observed, kit, reads_labels=False))
-IDLG = Method("iDLG", lambda observed, kit: _by_deep_leakage(observed, kit, reads_labels=True))
+DLG = Method("DLG", lambda observed, tools: _by_deep_leakage(observed, tools, reads_labels=False))
+IDLG = Method("iDLG", lambda observed, tools: _by_deep_leakage(observed, tools, reads_labels=True))
 ANALYTIC = Method("inversion of the first layer", _by_first_layer)
 
 
-def best_method(model: GradientModel, kit: Kit) -> Method | None:
+def best_method(model: GradientModel, tools: InversionTools) -> Method | None:
     """What works best on a network: exactly where it begins with a Linear, by matching on images; None for others."""
-    shape = tuple(kit.public.inputs.shape[1:])
+    shape = tuple(tools.public.inputs.shape[1:])
     layer = first_linear(model.network, shape)
-    if layer is not None and (kit.has_labels or has_bias(model.graph, layer)):
+    if layer is not None and (tools.has_labels or has_bias(model.graph, layer)):
         return ANALYTIC
-    return MATCHING if is_image(kit.public.inputs[0]) and kit.has_labels else None
+    return MATCHING if is_image(tools.public.inputs[0]) and tools.has_labels else None
 
 
 def gates_for(sample: Tensor) -> tuple[Gate, ...]:

@@ -21,7 +21,7 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
     upload_of,
 )
 from bilateral.audit.topics.inversion.inversion_methods import Observed
-from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, Trial, kit_of, observe, random_gradients
+from bilateral.audit.topics.inversion.one_sample_rounds import Rounds, Trial, observe, random_gradients, tools_of
 from bilateral.audit.views import View
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
@@ -110,8 +110,8 @@ def _of_sum(context: Context, target: Rounds, positive: Tried) -> Evidence:
 
 
 def _by_chance(context: Context, target: Rounds, observed: Observed) -> Tried:
-    kits = [kit_of(context, target.recording, ATTACK, str(number)) for number in range(DRAWS)]
-    guesses = [guess for kit in kits for guess in _read(random_gradients(observed, kit))]
+    kits = [tools_of(context, target.recording, ATTACK, str(number)) for number in range(DRAWS)]
+    guesses = [guess for tools in kits for guess in _read(random_gradients(observed, tools))]
     return _condition("random gradients", [*target.trials] * DRAWS, guesses)
 
 
@@ -124,7 +124,7 @@ def _deal_out(labels: Tensor, hint: Tensor, view: View) -> int:
 
 
 def _labels_of_sums(context: Context, view: View, rounds: Rounds) -> dict[int, Tensor]:
-    public = kit_of(context, rounds.recording, ATTACK).public.inputs
+    public = tools_of(context, rounds.recording, ATTACK).public.inputs
     model = true_model(view.facts)
     result = {}
     for index in rounds.round_indices:

@@ -18,7 +18,7 @@ from bilateral.audit.image_metrics import Ruler, ValueRange
 from bilateral.audit.recording import Recording
 from bilateral.audit.threat import facts_of
 from bilateral.audit.topics.inversion.attacks.gradient_matching import GradientModel
-from bilateral.audit.topics.inversion.inversion_methods import NUM_PUBLIC, Kit, Observed
+from bilateral.audit.topics.inversion.inversion_methods import NUM_PUBLIC, InversionTools, Observed
 from bilateral.data import Split
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError
@@ -142,21 +142,23 @@ def _with_others(trials: list[Trial]) -> list[Trial]:
     return [replace(trial, others=(*trials[i + 1 :], *trials[:i])) for i, trial in enumerate(trials)]
 
 
-def kit_of(context: Context, recording: Recording, *labels: str) -> Kit:
+def tools_of(context: Context, recording: Recording, *labels: str) -> InversionTools:
     """An attacker of this run: the server's test data are its public samples."""
-    return kit_from(context, recording.test, *labels)
+    return tools_from(context, recording.test, *labels)
 
 
-def kit_from(context: Context, test: Split, *labels: str) -> Kit:
+def tools_from(context: Context, test: Split, *labels: str) -> InversionTools:
     """An attacker with these public samples."""
     public = Split(test.inputs[:NUM_PUBLIC].float(), test.targets[:NUM_PUBLIC])
-    return Kit(public, ValueRange.of(test.inputs.float()), context.effort, context.randomness("inversion", *labels))
+    return InversionTools(
+        public, ValueRange.of(test.inputs.float()), context.effort, context.randomness("inversion", *labels)
+    )
 
 
-def ruler_of(recording: Recording, kit: Kit) -> Ruler:
+def ruler_of(recording: Recording, tools: InversionTools) -> Ruler:
     """Features are those of the run's true network in its first round."""
     network = facts_of(recording).network(recording.server_rounds[0].parameters.float())
-    return Ruler.of(kit.bounds, network, recording.graph.head, kit.public.inputs)
+    return Ruler.of(tools.bounds, network, recording.graph.head, tools.public.inputs)
 
 
 def observe(
@@ -175,12 +177,12 @@ def observe(
     return Observed(model, torch.stack(places), torch.stack(rows))
 
 
-def random_gradients(observed: Observed, kit: Kit) -> Observed:
+def random_gradients(observed: Observed, tools: InversionTools) -> Observed:
     """The numbers of each gradient in random order: the negative control of an attack on it.
 
     Normal numbers of the same norm would not do: an attack that is given words of a mask, which are uniform, ends with
     slightly other images than one that is given normal numbers, and that would pass for a success.
     """
-    draws = kit.randomness.child("random gradients")
+    draws = tools.randomness.child("random gradients")
     rows = [row[draws.child(number).permutation(len(row))] for number, row in enumerate(observed.gradients)]
     return replace(observed, gradients=torch.stack(rows))

@@ -19,14 +19,14 @@ from bilateral.audit.recording import Recording
 from bilateral.audit.threat import facts_of, server_view
 from bilateral.audit.topics.inversion.attacks.uploads import own_gradient, sum_gradient, true_model
 from bilateral.audit.topics.inversion.gradient_inversion import doubt_about_own
-from bilateral.audit.topics.inversion.inversion_methods import Kit, Method, Observed, best_method, gates_for
+from bilateral.audit.topics.inversion.inversion_methods import InversionTools, Method, Observed, best_method, gates_for
 from bilateral.audit.topics.inversion.one_sample_rounds import (
     LEARNING_RATE,
-    kit_of,
     observe,
     one_sample_plan,
     record_rounds,
     ruler_of,
+    tools_of,
 )
 from bilateral.audit.victims import CONVNET
 from bilateral.engine.plan import RunPlan
@@ -49,17 +49,17 @@ def _run(context: Context) -> list[Evidence]:
         plan = plan.with_settings({"model.name": CONVNET, "model.options": {}})
         remark = f"; on a stand-in, a ConvNet without pooling: the plan's own is no test, {doubt}"
     recording = context.record(_own_batches(plan))
-    kit = kit_of(context, recording, "sums")
-    method = None if recording.graph.statistics else best_method(true_model(facts_of(recording)), kit)
+    tools = tools_of(context, recording, "sums")
+    method = None if recording.graph.statistics else best_method(true_model(facts_of(recording)), tools)
     if method is None:
         return []
     positive = _one_sample_control(context, plan, method)
-    kit = replace(kit, on_progress=lambda fraction: context.on_progress(0.3 + 0.7 * fraction, "sums"))
+    tools = replace(tools, on_progress=lambda fraction: context.on_progress(0.3 + 0.7 * fraction, "sums"))
     truths = _truths(recording)
-    candidates = _candidates(recording, truths, method, kit)
+    candidates = _candidates(recording, truths, method, tools)
     rounds = tuple(truths)
     following = dict(zip(rounds, rounds[1:] + rounds[:1], strict=True))
-    ruler = ruler_of(recording, kit)
+    ruler = ruler_of(recording, tools)
     own = [ruler.score_best(candidates[r], sample) for r in rounds for sample in truths[r]]
     foreign = [ruler.score_best(candidates[following[r]], sample) for r in rounds for sample in truths[r]]
     count = len(truths[rounds[0]])
@@ -74,7 +74,7 @@ def _run(context: Context) -> list[Evidence]:
         negative=condition("the sum of another round", foreign),
         remark=f"at the plan's own batch size: {count} samples a round{remark}",
     )
-    return [replace(found, pictures=_pictures(candidates, truths, kit, method))]
+    return [replace(found, pictures=_pictures(candidates, truths, tools, method))]
 
 
 def _own_batches(plan: RunPlan) -> RunPlan:
@@ -93,7 +93,9 @@ def _truths(recording: Recording) -> dict[int, Tensor]:
     return {index: samples for index, samples in result.items() if len(samples)}
 
 
-def _candidates(recording: Recording, truths: dict[int, Tensor], method: Method, kit: Kit) -> dict[int, Tensor]:
+def _candidates(
+    recording: Recording, truths: dict[int, Tensor], method: Method, tools: InversionTools
+) -> dict[int, Tensor]:
     """By round. How many samples are behind a sum the server knows: batch sizes are public."""
     view = server_view(recording)
     model = true_model(view.facts)
@@ -102,7 +104,7 @@ def _candidates(recording: Recording, truths: dict[int, Tensor], method: Method,
         gradient, _ = sum_gradient(view, index)
         parameters = view.server_round(index).parameters
         observed = Observed(model, parameters[None].float(), gradient[None].float(), len(samples))
-        result[index] = method.invert(observed, kit)[0]
+        result[index] = method.invert(observed, tools)[0]
     return result
 
 
@@ -110,8 +112,8 @@ def _one_sample_control(context: Context, plan: RunPlan, method: Method) -> Cond
     """The same attack, the same budget, on FedSGD with one sample behind the gradient: it must work there."""
     count = len(context.federation().names)
     rounds = record_rounds(context, one_sample_plan(undefended(plan), count, context.effort.images))
-    kit = kit_of(context, rounds.recording, "sums")
-    kit = replace(kit, on_progress=lambda fraction: context.on_progress(0.3 * fraction, "FedSGD"))
+    tools = tools_of(context, rounds.recording, "sums")
+    tools = replace(tools, on_progress=lambda fraction: context.on_progress(0.3 * fraction, "FedSGD"))
     view = server_view(rounds.recording)
     observed: Observed = observe(
         true_model(view.facts),
@@ -119,13 +121,13 @@ def _one_sample_control(context: Context, plan: RunPlan, method: Method) -> Cond
         lambda index: view.server_round(index).parameters,
         lambda index, client: own_gradient(view, index, client),
     )
-    guesses = [found[0] for found in method.invert(observed, kit)]
-    ruler, pairs = ruler_of(rounds.recording, kit), zip(guesses, rounds.trials, strict=True)
+    guesses = [found[0] for found in method.invert(observed, tools)]
+    ruler, pairs = ruler_of(rounds.recording, tools), zip(guesses, rounds.trials, strict=True)
     return condition("FedSGD, one sample a gradient", [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 
 def _pictures(
-    candidates: dict[int, Tensor], truths: dict[int, Tensor], kit: Kit, method: Method
+    candidates: dict[int, Tensor], truths: dict[int, Tensor], tools: InversionTools, method: Method
 ) -> tuple[Picture, ...]:
     index, samples = next(iter(truths.items()))
     if not is_image(samples[0]):
@@ -133,7 +135,7 @@ def _pictures(
     rows = []
     for sample in samples[:NUM_PICTURES]:
         nearest = candidates[index][int((candidates[index] - sample).flatten(1).norm(dim=1).argmin())]
-        rows.append((kit.bounds.to_unit(sample), kit.bounds.to_unit(nearest)))
+        rows.append((tools.bounds.to_unit(sample), tools.bounds.to_unit(nearest)))
     title = f"{method.name}, a sum over {len(samples)}"
     return (Picture(title, ("target", "best of the candidates"), tuple(rows)),)
 

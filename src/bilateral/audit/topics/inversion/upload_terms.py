@@ -14,15 +14,21 @@ from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.image_metrics import condition
 from bilateral.audit.threat import eavesdropper_view, facts_of
 from bilateral.audit.topics.inversion.attacks.uploads import client_model, rows_of, sent_parameters, upload_of
-from bilateral.audit.topics.inversion.inversion_methods import ANALYTIC, Kit, Observed, best_method, gates_for
+from bilateral.audit.topics.inversion.inversion_methods import (
+    ANALYTIC,
+    InversionTools,
+    Observed,
+    best_method,
+    gates_for,
+)
 from bilateral.audit.topics.inversion.one_sample_rounds import (
     Rounds,
-    kit_of,
     observe,
     one_sample_plan,
     random_gradients,
     record_rounds,
     ruler_of,
+    tools_of,
 )
 from bilateral.audit.views import View
 from bilateral.engine.plan import RunPlan
@@ -44,8 +50,8 @@ def _run(context: Context) -> list[Evidence]:
     plan = context.plan
     remark = ""
     target = _recorded(context, plan)
-    kit = kit_of(context, target.recording, "terms")
-    if best_method(client_model(facts_of(target.recording)), kit) is not ANALYTIC:
+    tools = tools_of(context, target.recording, "terms")
+    if best_method(client_model(facts_of(target.recording)), tools) is not ANALYTIC:
         remark = (
             f"on a stand-in, the zoo's {STAND_IN}, under the same protections: the plan's does not begin with a Linear"
         )
@@ -53,16 +59,16 @@ def _run(context: Context) -> list[Evidence]:
         target = _recorded(context, plan)
     context.on_progress(0.4, "undefended control")
     control = _recorded(context, undefended(plan))
-    positive = _scored("FedSGD, the same samples", _term(control, 0), control, kit)
+    positive = _scored("FedSGD, the same samples", _term(control, 0), control, tools)
     names = _term_names(context, plan)
     found = []
     for number, name in enumerate(names[:MOST_TERMS]):
         context.on_progress(0.6 + 0.4 * number / len(names), f"term {name}")
-        found.append(_row(target, number, name, positive, kit, remark))
+        found.append(_row(target, number, name, positive, tools, remark))
     return found
 
 
-def _row(target: Rounds, number: int, name: str, positive: Condition, kit: Kit, remark: str) -> Evidence:
+def _row(target: Rounds, number: int, name: str, positive: Condition, tools: InversionTools, remark: str) -> Evidence:
     observed = _term(target, number)
     return with_controls(
         3,
@@ -70,9 +76,9 @@ def _row(target: Rounds, number: int, name: str, positive: Condition, kit: Kit, 
         f"{ANALYTIC.name}, term `{name}`",
         f"row {number + 1} of each upload, without any secret",
         gates_for(target.trials[0].sample),
-        target=_scored(target.recording.protection, observed, target, kit),
+        target=_scored(target.recording.protection, observed, target, tools),
         positive=positive,
-        negative=_scored("random gradients", random_gradients(observed, kit), target, kit),
+        negative=_scored("random gradients", random_gradients(observed, tools), target, tools),
         adaptive=number > 0,
         remark=remark,
     )
@@ -99,9 +105,9 @@ def _term(rounds: Rounds, number: int) -> Observed:
     return observe(client_model(view.facts), keys, lambda index: sent_parameters(view, index), row)
 
 
-def _scored(what: str, observed: Observed, rounds: Rounds, kit: Kit) -> Condition:
-    guesses = [candidates[0] for candidates in ANALYTIC.invert(observed, kit)]
-    ruler, pairs = ruler_of(rounds.recording, kit), zip(guesses, rounds.trials, strict=True)
+def _scored(what: str, observed: Observed, rounds: Rounds, tools: InversionTools) -> Condition:
+    guesses = [candidates[0] for candidates in ANALYTIC.invert(observed, tools)]
+    ruler, pairs = ruler_of(rounds.recording, tools), zip(guesses, rounds.trials, strict=True)
     return condition(what, [ruler.score(guess, trial.sample) for guess, trial in pairs])
 
 

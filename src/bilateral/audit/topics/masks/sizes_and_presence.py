@@ -18,7 +18,7 @@ from bilateral.audit.scores import Metric
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.masks.attacks.attendance import Presence, presence
 from bilateral.audit.topics.masks.attacks.range_probe import RangeProbe
-from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.topics.noise.neighbouring_worlds import groundwork_of
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
@@ -83,7 +83,7 @@ def _num_terms(context: Context) -> int:
 
 
 def _probed(context: Context, present: Sequence[str], rounds: int) -> Sizes:
-    plan, federation, around = context.plan, context.federation(), surroundings_of(context)
+    plan, federation, around = context.plan, context.federation(), groundwork_of(context)
     blueprint = make_blueprint(plan, federation)
     server, exchange = blueprint.server().server, blueprint.local_exchange(_unrecorded)
     shape = UploadShape(_num_terms(context), around.graph.num_parameters, around.graph.num_statistics)

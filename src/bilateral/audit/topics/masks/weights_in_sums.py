@@ -24,7 +24,7 @@ from bilateral.audit.membership_metrics import auc
 from bilateral.audit.scores import AUC, Metric, Scores
 from bilateral.audit.threat import server_view
 from bilateral.audit.topics.masks.attacks.weight_lattice import odd_part, used_bits, weight_scores
-from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.topics.noise.neighbouring_worlds import groundwork_of
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.learning.exchange import LocalExchange, Packet
@@ -138,7 +138,7 @@ def _staged(context: Context) -> Iterator[_Staged]:
 
 def _masked_sums(context: Context, staged: Sequence[_Staged]) -> list[FloatArray]:
     """By the real parties, round after round, so that ranges follow the sums."""
-    around = surroundings_of(context)
+    around = groundwork_of(context)
     settings, secrets = around.mask_settings, SimulatedSecrets(context.plan.seed, around.names)
     first = next(iter(staged[0].uploads.values()))
     num_terms, num_parameters = first.terms.shape

@@ -46,7 +46,7 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 
 
 def _run(context: Context) -> Sequence[Evidence]:
-    around = worlds.surroundings_of(context)
+    around = worlds.groundwork_of(context)
     traits = context.plan.traits
     games = GAMES[context.plan.noise.mechanism](context, around)
     subject: Subject = "differential privacy" if traits.spends_budget else "published differential privacy"

@@ -45,7 +45,7 @@ _SCALE_RANGE = (0.25, 4.0)
 Batch = tuple[Tensor, Tensor]
 
 
-def surroundings_of(context: Context) -> Groundwork:
+def groundwork_of(context: Context) -> Groundwork:
     """What the engine builds the plan's sides from."""
     plan, federation = context.plan, context.federation()
     model = initial_model(plan, federation.problem)

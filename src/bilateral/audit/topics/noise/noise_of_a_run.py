@@ -17,7 +17,7 @@ from torch import Tensor
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording
 from bilateral.audit.threat import server_view
-from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.topics.noise.neighbouring_worlds import groundwork_of
 from bilateral.audit.views import View
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import ProtocolError
@@ -79,7 +79,7 @@ class _Reader:
     """Goes through a recording with clients that are built as those of the run were."""
 
     def __init__(self, context: Context, recording: Recording) -> None:
-        around = surroundings_of(replace(context, plan=recording.plan))
+        around = groundwork_of(replace(context, plan=recording.plan))
         layer = sound_sides(around)
         self._recording = recording
         self._view: View = server_view(recording)

@@ -37,7 +37,7 @@ from bilateral.audit.topics.noise.attacks.noise_residuals import (
     most_alike,
     shape_scores,
 )
-from bilateral.audit.topics.noise.neighbouring_worlds import surroundings_of
+from bilateral.audit.topics.noise.neighbouring_worlds import groundwork_of
 from bilateral.audit.topics.noise.noise_of_a_run import RunNoise, noise_of_run, short_plan
 from bilateral.audit.views import AdversaryName
 from bilateral.engine.plan import RunPlan
@@ -106,7 +106,7 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
 
 
 def _run(context: Context) -> Sequence[Evidence]:
-    around = surroundings_of(context)
+    around = groundwork_of(context)
     claim = _Claim(sound_noise(around))
     numbers = num_terms(around) * around.graph.num_parameters
     plan = short_plan(context, claim.noise.settings, around.num_participants, numbers)

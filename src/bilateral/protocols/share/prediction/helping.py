@@ -42,7 +42,7 @@ from bilateral.protocols.share.prediction.messages import (
 )
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import expect_packed, from_bytes, to_bytes
-from bilateral.protocols.share.ring.streams import SessionTerms, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -108,7 +108,7 @@ class HelpingSession:
             shape = step.weight_shape(circuit.values[step.sources[0]])
             expect_tensor(self.answerer, "weights", weight, shape, torch.int64)
         self._circuit, self._weights = circuit, reply.weights
-        terms = SessionTerms(self.session_id, self.querier, self.answerer, reply.circuit, self._style.name)
+        terms = SessionAgreement(self.session_id, self.querier, self.answerer, reply.circuit, self._style.name)
         self._seeds = HelpingSecrets(terms.seed(self._secrets.with_querier), terms.seed(self._secrets.with_answerer))
         notice = SessionNotice(self.session_id, self.answerer, reply.circuit)
         expect(Acknowledged, (yield Request(self.querier, notice, self._prepare_maps)), self)

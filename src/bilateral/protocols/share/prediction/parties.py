@@ -44,7 +44,7 @@ from bilateral.protocols.share.prediction.messages import (
 )
 from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
 from bilateral.protocols.share.ring import arithmetic as ring
-from bilateral.protocols.share.ring.streams import SessionTerms
+from bilateral.protocols.share.ring.streams import SessionAgreement
 from bilateral.protocols.transport import SERVER, Traffic, Transport
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -142,7 +142,7 @@ class PredictionClient:
             raise ProtocolError(f"{self.name} has no network to answer with.", remedy="Train before others ask.")
         self._claim(message.session_id, message.querier)
         circuit = self._model.circuit.to_json()
-        terms = SessionTerms(message.session_id, message.querier, self.name, circuit, self._style.name)
+        terms = SessionAgreement(message.session_id, message.querier, self.name, circuit, self._style.name)
         seeds = AnsweringSeeds(
             message.session_id,
             terms.seed(self._keys.pair_secret(message.querier)),
@@ -157,7 +157,7 @@ class PredictionClient:
         if self._queries is not None:
             check_takes(circuit, self._queries, SERVER)
         self._claim(message.session_id, message.answerer)
-        terms = SessionTerms(message.session_id, self.name, message.answerer, message.circuit, self._style.name)
+        terms = SessionAgreement(message.session_id, self.name, message.answerer, message.circuit, self._style.name)
         seeds = QueryingSeeds(
             message.session_id,
             terms.seed(self._keys.pair_secret(message.answerer)),

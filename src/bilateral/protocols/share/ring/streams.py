@@ -32,7 +32,7 @@ _ZEROS: Final = memoryview(bytes(_CHUNK_BYTES))
 
 
 @dataclass(frozen=True)
-class SessionTerms:
+class SessionAgreement:
     """What the three parties of a session must agree on. Who was told something else has other masks, and gets noise.
 
     A server that showed the querying party another circuit could otherwise make it read its streams at other places

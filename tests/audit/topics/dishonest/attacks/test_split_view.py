@@ -10,7 +10,7 @@ import torch
 from bilateral.audit.effort import EFFORTS
 from bilateral.audit.experiment import Context
 from bilateral.audit.topics.dishonest.attacks import split_view
-from bilateral.audit.topics.dishonest.attacks.split_view import Stage
+from bilateral.audit.topics.dishonest.attacks.split_view import StagedRound
 from bilateral.audit.topics.dishonest.staged_rounds import Cast, _answer, _unrecorded
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
@@ -80,7 +80,7 @@ def test_clients_under_ring_masks_let_no_strategy_through(strategy, refusal):
 @pytest.mark.parametrize("strategy", [split_view.two_lists, split_view.another_attempt])
 def test_clients_that_forget_lose_their_upload_to_two_sums(strategy):
     honest = cast("ring").stage(0)
-    stage = Stage(**{**vars(honest), "exchange": Forgetful(len(honest.names))})
+    stage = StagedRound(**{**vars(honest), "exchange": Forgetful(len(honest.names))})
     outcome = split_view.attempt(strategy, stage, "client-2")
     assert outcome.refusal == ""
     assert off(outcome.guess, plain_uploads()["client-2"].terms.double()) < 1e-6

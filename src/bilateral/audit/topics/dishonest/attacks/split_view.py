@@ -50,7 +50,7 @@ class Attempted:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StagedRound:
     """What a dishonest server has: its clients, its model of the round, and the public settings."""
 
     exchange: Exchange
@@ -75,10 +75,10 @@ class Stage:
 
 
 M = TypeVar("M", bound=Message)
-Strategy = Callable[[Stage, str], Tensor]
+Strategy = Callable[[StagedRound, str], Tensor]
 
 
-def attempt(strategy: Strategy, stage: Stage, victim: str) -> Attempted:
+def attempt(strategy: Strategy, stage: StagedRound, victim: str) -> Attempted:
     """Carry a strategy out; a client that refuses, or a sum that does not unmask, ends it."""
     try:
         return Attempted(strategy(stage, victim))
@@ -86,7 +86,7 @@ def attempt(strategy: Strategy, stage: Stage, victim: str) -> Attempted:
         return Attempted(None, str(error))
 
 
-def honest_sum(stage: Stage) -> Aggregate:
+def honest_sum(stage: StagedRound) -> Aggregate:
     """A round by the book."""
     masked = _Masked(stage)
     masked.share(dict.fromkeys(stage.names, masked.open(stage.names)))
@@ -94,13 +94,13 @@ def honest_sum(stage: Stage) -> Aggregate:
     return masked.finish(stage.model, stage.names)
 
 
-def bare_sum(stage: Stage) -> Aggregate:
+def bare_sum(stage: StagedRound) -> Aggregate:
     """A round of clients that do not mask."""
     uploads = _expect(stage.send(dict.fromkeys(stage.names, (stage.model,))), Upload)
     return aggregate(uploads, stage.round_index)
 
 
-def different_models(stage: Stage, victim: str) -> Tensor:
+def different_models(stage: StagedRound, victim: str) -> Tensor:
     """The victim need not sign: the others are enough."""
     masked = _Masked(stage)
     masked.share(dict.fromkeys(stage.names, masked.open(stage.names)))
@@ -108,7 +108,7 @@ def different_models(stage: Stage, victim: str) -> Tensor:
     return _share_of_one(masked.finish(stage.zeros, [name for name in stage.names if name != victim]))
 
 
-def different_openings(stage: Stage, victim: str) -> Tensor:
+def different_openings(stage: StagedRound, victim: str) -> Tensor:
     """The server's own record is of the fine format, in which the victim's upload stands."""
     masked = _Masked(stage)
     fine = masked.open(stage.names)
@@ -119,7 +119,7 @@ def different_openings(stage: Stage, victim: str) -> Tensor:
     return _share_of_one(masked.finish(stage.model, stage.names))
 
 
-def two_lists(stage: Stage, victim: str) -> Tensor:
+def two_lists(stage: StagedRound, victim: str) -> Tensor:
     """Two records of one attempt, one of them without the victim's upload; the others are asked to sign both lists."""
     everybody = _Masked(stage)
     fewer = everybody.twin()
@@ -135,7 +135,7 @@ def two_lists(stage: Stage, victim: str) -> Tensor:
     return difference_of_sums(everybody.reveal(), fewer.reveal())
 
 
-def another_attempt(stage: Stage, victim: str) -> Tensor:
+def another_attempt(stage: StagedRound, victim: str) -> Tensor:
     """In a further attempt clients mask the upload of the round again."""
     masked = _Masked(stage)
     again = masked.twin()
@@ -154,7 +154,7 @@ def difference_of_sums(everybody: Aggregate, others: Aggregate) -> Tensor:
     return (everybody.terms - others.terms) / (everybody.total_weight - others.total_weight)
 
 
-def different_models_without_checks(stage: Stage, victim: str) -> Tensor:
+def different_models_without_checks(stage: StagedRound, victim: str) -> Tensor:
     """The same against real-valued masks: they do not depend on the model, and cancel."""
     directory = KeyDirectory(stage.run_id, stage.names)
     announced = stage.exchange(SETUP, dict.fromkeys(stage.names, (KeyRequest(stage.run_id),)))
@@ -170,7 +170,7 @@ def different_models_without_checks(stage: Stage, victim: str) -> Tensor:
 class _Masked:
     """The server's side of one masked round, with whatever each client is to be shown."""
 
-    def __init__(self, stage: Stage, announced: Mapping[str, KeyAnnouncement] | None = None) -> None:
+    def __init__(self, stage: StagedRound, announced: Mapping[str, KeyAnnouncement] | None = None) -> None:
         self._stage = stage
         if announced is None:
             request = KeyRequest(stage.run_id)

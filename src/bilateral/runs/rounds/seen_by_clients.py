@@ -18,7 +18,7 @@ from bilateral.protocols.statistics import collect_batch_statistics
 
 
 @dataclass(frozen=True)
-class ClientView:
+class SeenByClients:
     """A *naive* client's view. A client that fits the group secrets does better: ledger line 1."""
 
     weights_relative_difference: float
@@ -33,7 +33,7 @@ class ClientView:
         return asdict(self)
 
 
-def client_view(training: Training, round_index: int, split: Split, loss: str) -> ClientView | None:
+def seen_by_clients(training: Training, round_index: int, split: Split, loss: str) -> SeenByClients | None:
     """Compare what a client would be sent with the model it is made from; predictions are read off as they come.
 
     None where there is nothing to compare: clients are sent the model itself, BatchNorm cannot normalise a single test
@@ -55,7 +55,7 @@ def client_view(training: Training, round_index: int, split: Split, loss: str) -
     with torch.random.fork_rng(devices=[]):  # a functional dropout draws even here
         metric, as_seen = main_metric(evaluate(seen, split, loss))
     _, true = main_metric(evaluate(training.predict, split, loss))
-    return ClientView(
+    return SeenByClients(
         relative_difference(message.parameters.double(), training.weights()),
         coverage(graph).fraction_clear,
         metric,
