@@ -1,7 +1,5 @@
 """A term over sites, knowing nothing of its kind but its name: what a transport's host does."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from tests.runs.hetero.harness import PLAN as HETERO_PLAN
@@ -22,23 +20,6 @@ ROUNDS_PLAN = RunPlan().with_settings(
     {"data.name": "wine", "model.name": "mlp-3", "federation.clients": 3, "training.rounds": 3}
 )
 SHORT = HETERO_PLAN.with_settings({"iterations": 1})
-
-
-@dataclass
-class OneLane:
-    """Sites of a heterogeneous run as any other's."""
-
-    sites: HeteroLocalSites
-
-    def names(self):
-        return self.sites.names()
-
-    def ping(self, site):
-        return self.sites.ping(site)
-
-    def call(self, site, lane, number, packet, timeout):
-        assert lane == 0
-        return self.sites.call(site, number, packet, timeout)
 
 
 def tensors_of(path):
@@ -62,7 +43,7 @@ def test_a_heterogeneous_run_over_sites_ends_with_the_result_of_the_run_in_one_p
     path = tmp_path / "there"
     facts = facts_of(SHORT)
     options = {"facts": {"dataset": facts.dataset, "num_samples": facts.num_samples}}
-    around = ServerAround("local", VERSION, OneLane(HeteroLocalSites(SHORT, path)), options=options)
+    around = ServerAround("local", VERSION, HeteroLocalSites(SHORT, path), options=options)
     there = conduct(kind_named("hetero"), SHORT, path, around)
     assert there.clients == here.clients
 

@@ -2,17 +2,18 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.runs.rounds.harness import ONE_AT_A_TIME, VERSION
 
+from bilateral.engine.kind import HETERO, ServerAround, kind_named
 from bilateral.engine.remote.edge import REPLY, SiteSilentError
-from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.term import conduct as conduct_term
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode
-from bilateral.runs.hetero.conductor import HeteroConductor
 from bilateral.runs.hetero.desk import HeteroSiteDesk
+from bilateral.runs.hetero.hosted import FACTS
 from bilateral.runs.hetero.messages import REPLY_OF
 from bilateral.runs.hetero.parties import deal
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -68,11 +69,11 @@ class HeteroLocalSites:
     def ping(self, site):
         return None if site in self.dead else self.desks[site].is_idle()
 
-    def call(self, site, number, packet, timeout):
+    def call(self, site, lane, number, packet, timeout):
         kinds = [type(decode(data, REPLY_OF, SERVER)).__name__ for data in packet]
         with ONE_AT_A_TIME:
             self._pass(site, kinds, False)
-            answer = self.desks[site].deliver(0, number, packet)
+            answer = self.desks[site].deliver(lane, number, packet)
             self._pass(site, kinds, True)
         with self._lock:
             self.num_calls += 1
@@ -104,13 +105,13 @@ def facts_of(plan):
     return PublicFacts(shares.dataset, {name: len(share) for name, share in shares.clients.items()})
 
 
-def make_conductor(plan, path, sites=None, **settings):
+def conduct(plan, path, sites=None, on_progress=lambda _: None, should_stop=lambda: False):
     """One term over local sites, in a directory that is made if there is none."""
-    if not (path / "plan.toml").exists():
-        RunDirectory.create(path, plan)
-    sites = sites or HeteroLocalSites(plan, path)
-    return HeteroConductor(plan, path, sites, facts_of(plan), VERSION, "local", ping_after=0.05, **settings)
-
-
-def conduct(plan, path, sites=None, **settings):
-    return make_conductor(plan, path, sites, **settings).conduct()
+    around = ServerAround(
+        "local",
+        VERSION,
+        sites=sites or HeteroLocalSites(plan, path),
+        options={FACTS: asdict(facts_of(plan))},
+        should_stop=should_stop,
+    )
+    return conduct_term(kind_named(HETERO), plan, path, around, on_progress)

@@ -8,8 +8,6 @@ from tests.runs.hetero.harness import (
     HeteroLocalSites,
     conduct,
     dies_at,
-    facts_of,
-    make_conductor,
 )
 from tests.runs.rounds.harness import VERSION
 
@@ -21,7 +19,6 @@ from bilateral.errors import CheckpointError, PlanError, ProtocolError, SitesMis
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.wire import decode, encode
-from bilateral.runs.hetero.conductor import HeteroConductor
 from bilateral.runs.hetero.in_process import run_hetero
 from bilateral.runs.hetero.messages import REPLY_OF, Done, HeteroCard, Measured, QueriesReady
 
@@ -301,9 +298,8 @@ def test_a_site_that_did_not_come_is_named(tmp_path):
 def test_answers_in_the_clear_and_another_plan_s_directory_are_refused(tmp_path):
     plain = SHORT.with_settings({"answers": "plain"})
     RunDirectory.create(tmp_path / "plain", plain)
-    conductor = HeteroConductor(plain, tmp_path / "plain", _sites(tmp_path), facts_of(plain), VERSION, "local")
     with pytest.raises(PlanError, match="every query"):
-        conductor.conduct()
+        conduct(plain, tmp_path / "plain", _sites(tmp_path))
     RunDirectory.create(tmp_path / "other", PLAN)
     with pytest.raises(CheckpointError, match="another plan"):
-        make_conductor(SHORT, tmp_path / "other", _sites(tmp_path)).conduct()
+        conduct(SHORT, tmp_path / "other", _sites(tmp_path))
