@@ -56,9 +56,6 @@ class Rounds:
     recording: Recording
     trials: tuple[Trial, ...]
 
-    def in_round(self, round_index: int) -> tuple[Trial, ...]:
-        return tuple(trial for trial in self.trials if trial.round_index == round_index)
-
     @property
     def round_indices(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(trial.round_index for trial in self.trials))
