@@ -7,7 +7,7 @@ from torch import nn
 
 from bilateral.audit.shared_recording import SharedParties
 from bilateral.protocols.share.circuit.compiler import compile_model
-from bilateral.protocols.share.gates.comparison import HARDENED
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.randomness import SeededRandomness
 
 NAMES = ("quentin", "anna", "bela")

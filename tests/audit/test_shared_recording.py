@@ -11,7 +11,7 @@ from bilateral.audit.shared_truth import compared_numbers, without_masks
 from bilateral.audit.shared_views import blinded_numbers, circuits_read, comparison_bits
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import predict
-from bilateral.protocols.share.gates.comparison import PUBLISHED
+from bilateral.protocols.share.gates.styles import PUBLISHED
 from bilateral.protocols.share.prediction.messages import BlindedValues, MaskedModel, QueryShare
 from bilateral.protocols.share.ring import arithmetic as ring
 

@@ -28,7 +28,7 @@ from bilateral.engine.plan_text import validated
 from bilateral.engine.run_directory import write_json
 from bilateral.errors import CheckpointError, PlanError
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.protocols.share.gates.styles import STYLES
 from bilateral.runs.hetero.plan import HeteroPlan
 
 StyleName = Literal["hardened", "published"]

@@ -19,7 +19,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.errors import NotAuditableError
 from bilateral.protocols.guarantee import Guarantee, Subject
-from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.parties import guarantee_of as hetero_guarantee

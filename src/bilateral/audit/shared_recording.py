@@ -25,7 +25,7 @@ from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import SessionAgreement
 from bilateral.protocols.transport import SERVER, LocalTransport

@@ -23,8 +23,8 @@ from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     BlindedValues,
     MaskedModel,
-    MaskedValue,
     QueryShare,
+    ServerTurn,
 )
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.randomness import Randomness
@@ -116,7 +116,7 @@ def _stripped(entry: Entry, bare: dict[bytes, _Bare]) -> Entry:
             message = replace(message, weights=bare[message.session_id].weights)
         case QueryShare():
             message = replace(message, share=bare[message.session_id].queries[message.batch_index])
-        case MaskedValue():
+        case ServerTurn():
             message = replace(message, value=bare[message.session_id].inputs[message.batch_index].popleft())
         case BlindedValues():
             message = replace(message, values=bare[message.session_id].compared[message.batch_index].popleft())

@@ -18,7 +18,7 @@ from bilateral.engine.transcript import Entry
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit, MaxPool, Relu
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import ComparisonStyle
+from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.prediction.messages import BatchRequest, BlindedValues, Carries, SessionNotice
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 

@@ -27,7 +27,7 @@ from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.protocols.share.gates.styles import STYLES
 from bilateral.protocols.share.prediction.messages import (
     FROM_ANSWERER,
     FROM_QUERIER,

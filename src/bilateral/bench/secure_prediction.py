@@ -31,7 +31,7 @@ from bilateral.bench.prediction_party import Network, images
 from bilateral.bench.three_parties import PARTIES, BatchCost, PartyCost, ThreeParties, three_parties
 from bilateral.errors import PlanError
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, predict_in_batches
-from bilateral.protocols.share.gates.comparison import HARDENED, STYLES
+from bilateral.protocols.share.gates.styles import HARDENED, STYLES
 from bilateral.protocols.share.prediction.messages import Phase
 
 INPUT_SHAPE: Final = (3, 32, 32)

@@ -37,7 +37,7 @@ from bilateral.errors import DeploymentError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.gates.comparison import STYLES
+from bilateral.protocols.share.gates.styles import STYLES
 from bilateral.protocols.share.prediction.messages import PHASES, Phase, phase_of
 from bilateral.protocols.share.prediction.parties import PredictionServer
 from bilateral.protocols.transport import SERVER, Traffic

@@ -13,7 +13,8 @@ from bilateral.protocols import wire
 from bilateral.protocols.mask.keys import Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import predict
-from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, judge
+from bilateral.protocols.share.gates.judged import Blinding, judge
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.prediction.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream

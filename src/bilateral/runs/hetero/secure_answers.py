@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bilateral.errors import PlanError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.circuit.compiler import compile_model
-from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.transport import SERVER, LocalTransport, Traffic
 from bilateral.randomness import Randomness

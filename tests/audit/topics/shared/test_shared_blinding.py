@@ -7,7 +7,8 @@ import torch
 from scipy import stats
 
 from bilateral.audit.topics.shared.shared_blinding import _blinded
-from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
+from bilateral.protocols.share.gates.judged import Blinding, factor_bits
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.randomness import SeededRandomness
 
 BITS = 20

@@ -12,7 +12,7 @@ from bilateral.audit.topics.shared.shared_prediction import EXPERIMENTS
 from bilateral.audit.topics.shared.shared_setting import prepare
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge, judge_claims
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.plan import HeteroPlan
 

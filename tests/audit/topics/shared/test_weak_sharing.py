@@ -15,8 +15,9 @@ from bilateral.audit.topics.shared.shared_games import hiding_experiment, single
 from bilateral.audit.topics.shared.shared_setting import prepare
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge
-from bilateral.protocols.share.gates import comparison
-from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, factor_bits
+from bilateral.protocols.share.gates import judged
+from bilateral.protocols.share.gates.judged import Blinding, factor_bits
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.prediction import parties as prediction
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
@@ -153,7 +154,7 @@ def test_weak_blinding_does_not_hide_activations(setting, monkeypatch, changes):
 @pytest.mark.parametrize("constant", [False, True])
 def test_weak_factors_are_found_by_a_control_that_does_not_draw_them(setting, monkeypatch, constant):
     """Inside the protocol's own factors: one a query, or one for all. The compiled loops would not see it."""
-    right = comparison._factors
+    right = judged._factors
 
     def weak(words, top, is_logarithmic):
         found = right(words, top, is_logarithmic)

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilateral.protocols.share.gates import comparison, truncation
-from bilateral.protocols.share.gates.comparison import HARDENED, Blinding, judge, odd_inverse
+from bilateral.protocols.share.gates import judged, truncation
+from bilateral.protocols.share.gates.judged import Blinding, judge, odd_inverse
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.ring.packing import pack_bits, unpack_bits
 from bilateral.protocols.share.ring.streams import Stream
@@ -75,17 +76,17 @@ def test_fused_truncation_is_the_tensor_truncation(seed, shape, shift):
     product = small_products(generator, *shape)
     spread = bias.reshape(-1, *(1 for _ in shape[2:]))
 
-    share, told = truncation.finish_answering(y, mask, bias, shift, pack_bits(alpha), product, pack_bits(epsilon))
-    slow_share, slow_told = truncation.answering_share(y - mask + spread, shift, alpha, product, epsilon)
+    share, told = truncation.finish_first(y, mask, bias, shift, pack_bits(alpha), product, pack_bits(epsilon))
+    slow_share, slow_told = truncation.first_share(y - mask + spread, shift, alpha, product, epsilon)
     assert torch.equal(share, slow_share)
     assert torch.equal(unpack_bits(told, shape), slow_told)
 
-    first, told = truncation.start_helping(y.clone(), dealt, pack_bits(beta))
+    first, told = truncation.start_second(y.clone(), dealt, pack_bits(beta))
     assert torch.equal(first, y - dealt)
-    assert torch.equal(unpack_bits(told, shape), truncation.helping_bit(y - dealt) ^ beta)
+    assert torch.equal(unpack_bits(told, shape), truncation.second_bit(y - dealt) ^ beta)
 
-    helped = truncation.finish_helping(y, shift, pack_bits(beta), product, pack_bits(delta), pack_bits(epsilon))
-    assert torch.equal(helped, truncation.helping_share(y, shift, beta, product, delta, epsilon))
+    helped = truncation.finish_second(y, shift, pack_bits(beta), product, pack_bits(delta), pack_bits(epsilon))
+    assert torch.equal(helped, truncation.second_share(y, shift, beta, product, delta, epsilon))
 
     given_out = truncation.deal(pack_bits(alpha), pack_bits(beta), product)
     assert torch.equal(given_out, truncation.dealt_share(alpha, beta, product))
@@ -95,7 +96,7 @@ def test_packed_bits_end_in_zeros():
     """Otherwise the masks of bits that are not there would be told."""
     y = torch.full((1, 3), -1)
     beta = torch.tensor([0xFF], dtype=torch.uint8)
-    _, epsilon = truncation.start_helping(y, torch.zeros_like(y), beta)
+    _, epsilon = truncation.start_second(y, torch.zeros_like(y), beta)
     assert int(epsilon[0]) < 8
 
 
@@ -118,8 +119,8 @@ def test_random_orders_are_uniform():
 def test_offsets_and_their_mirror_images_are_equally_likely():
     """The proof that signs stay hidden rests on it, so it holds word by word, not only on average."""
     words = torch.randint(-(2**63), 2**63 - 1, (10_000,), generator=torch.Generator().manual_seed(1))
-    factors = comparison._factors(words, 30, True)
+    factors = judged._factors(words, 30, True)
     other = words ^ 1
-    assert torch.equal(comparison._offsets(words, factors) + comparison._offsets(other, factors), factors)
-    assert bool((comparison._offsets(words, factors) >= 1).all())
-    assert bool((comparison._offsets(words, factors) < factors).all())
+    assert torch.equal(judged._offsets(words, factors) + judged._offsets(other, factors), factors)
+    assert bool((judged._offsets(words, factors) >= 1).all())
+    assert bool((judged._offsets(words, factors) < factors).all())

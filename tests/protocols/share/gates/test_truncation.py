@@ -29,9 +29,9 @@ def truncated(y0, y1, shift, seed=0):
     alpha, beta = (torch.randint(0, 2, y0.shape, generator=source).bool() for _ in range(2))
     share = torch.randint(-(2**31), 2**31 - 1, y0.shape, generator=source).to(torch.int32)
     dealt = truncation.dealt_share(alpha, beta, share)
-    epsilon = truncation.helping_bit(y1) ^ beta
-    first, delta = truncation.answering_share(y0, shift, alpha, share, epsilon)
-    second = truncation.helping_share(y1, shift, beta, dealt, delta, epsilon)
+    epsilon = truncation.second_bit(y1) ^ beta
+    first, delta = truncation.first_share(y0, shift, alpha, share, epsilon)
+    second = truncation.second_share(y1, shift, beta, dealt, delta, epsilon)
     return first + second
 
 
@@ -64,10 +64,10 @@ def test_shares_of_a_truncated_number_equal_those_of_python_integers(y, y0, shif
     alpha, beta = (torch.tensor([bit]) for bit in bits)
     shares = torch.tensor([share], dtype=torch.int32)
     first, second = torch.tensor([y0]), torch.tensor([y1])
-    epsilon = truncation.helping_bit(second) ^ beta
+    epsilon = truncation.second_bit(second) ^ beta
     dealt = truncation.dealt_share(alpha, beta, shares)
-    own, delta = truncation.answering_share(first, shift, alpha, shares, epsilon)
-    found = int(own + truncation.helping_share(second, shift, beta, dealt, delta, epsilon))
+    own, delta = truncation.first_share(first, shift, alpha, shares, epsilon)
+    found = int(own + truncation.second_share(second, shift, beta, dealt, delta, epsilon))
     assert found == truncated_by_integers(y0, y1, shift, *map(int, bits), share)
     assert found - (y >> shift) in ALLOWED
 
@@ -114,18 +114,16 @@ def test_what_the_parties_call_equals_the_plain_formulas(count, shift):
 
     product = truncation.deal(packed_alpha, packed_beta, share)
     assert torch.equal(product, truncation.dealt_share(alpha, beta, share))
-    helping, packed_epsilon = truncation.start_helping(y1.clone(), dealt, packed_beta)
+    helping, packed_epsilon = truncation.start_second(y1.clone(), dealt, packed_beta)
     assert torch.equal(helping, y1 - dealt)
-    epsilon = truncation.helping_bit(y1 - dealt) ^ beta
+    epsilon = truncation.second_bit(y1 - dealt) ^ beta
     assert torch.equal(unpack_bits(packed_epsilon, shape), epsilon)
-    first, packed_delta = truncation.finish_answering(
-        y0.clone(), mask, bias, shift, packed_alpha, share, packed_epsilon
-    )
-    expected, delta = truncation.answering_share(y0 - mask + bias[:, None], shift, alpha, share, epsilon)
+    first, packed_delta = truncation.finish_first(y0.clone(), mask, bias, shift, packed_alpha, share, packed_epsilon)
+    expected, delta = truncation.first_share(y0 - mask + bias[:, None], shift, alpha, share, epsilon)
     assert torch.equal(first, expected)
     assert torch.equal(unpack_bits(packed_delta, shape), delta)
-    second = truncation.finish_helping(helping, shift, packed_beta, product, packed_delta, packed_epsilon)
-    assert torch.equal(second, truncation.helping_share(y1 - dealt, shift, beta, product, delta, epsilon))
+    second = truncation.finish_second(helping, shift, packed_beta, product, packed_delta, packed_epsilon)
+    assert torch.equal(second, truncation.second_share(y1 - dealt, shift, beta, product, delta, epsilon))
 
 
 @pytest.mark.parametrize("y", [LIMIT, -LIMIT - 2**60])

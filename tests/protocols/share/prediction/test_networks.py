@@ -12,7 +12,7 @@ from bilateral.errors import ProtocolError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import predict, predict_in_batches
-from bilateral.protocols.share.gates.comparison import PUBLISHED
+from bilateral.protocols.share.gates.styles import PUBLISHED
 from bilateral.protocols.share.prediction.messages import MaskedModel, MaskedValue
 
 TOLERANCE = 2.0**-12

@@ -11,7 +11,8 @@ from bilateral.errors import NumericalRangeError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, VALUE_BITS
 from bilateral.protocols.share.circuit.plaintext import predict
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED, left_range
+from bilateral.protocols.share.gates.judged import left_range
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 
 RANGE = 1 << (VALUE_BITS + FRACTION_BITS)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PlainArithmetic, PrivateLayer, predict
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.protocols.share.prediction.messages import (
     AnswererTurn,
     BlindedValues,

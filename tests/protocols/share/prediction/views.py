@@ -13,7 +13,7 @@ from tests.protocols.share.harness import compared, uniform_words
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import Conv, Dense, MaxPool, Relu
-from bilateral.protocols.share.gates.comparison import HARDENED
+from bilateral.protocols.share.gates.styles import HARDENED
 
 
 def parts_of(message):

@@ -19,7 +19,7 @@ from bilateral.audit.topics.shared.attacks.activation_patterns import active_sha
 from bilateral.audit.topics.shared.shared_setting import Seen
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import FACTOR_OCTAVES, factor_bits
+from bilateral.protocols.share.gates.judged import FACTOR_OCTAVES, factor_bits
 from bilateral.randomness import Randomness
 
 ACTIVE = Metric("error of a layer's share of active neurons", "low")

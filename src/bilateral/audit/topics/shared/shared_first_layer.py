@@ -13,7 +13,7 @@ from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries, first_layer
 from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting, ask_again, random_like
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Dense, Relu, Reshape
-from bilateral.protocols.share.gates.comparison import PUBLISHED
+from bilateral.protocols.share.gates.styles import PUBLISHED
 
 NEURON_ERROR = Metric("relative error of a first-layer neuron", "low")
 _WORST = 1.0

@@ -37,7 +37,7 @@ from bilateral.audit.topics.shared.shared_worlds import (
 )
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import HARDENED
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.randomness import Randomness
 
 NEGATED = Metric("queries told from their negatives", "high", is_rate=True)

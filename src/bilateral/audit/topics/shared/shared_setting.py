@@ -20,7 +20,7 @@ from bilateral.audit.shared_views import blinded_numbers
 from bilateral.data import Split
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import ComparisonStyle
+from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.randomness import Randomness
 from bilateral.runs.hetero.parties import answerers_of, deal, make_client
 from bilateral.runs.hetero.plan import HeteroPlan

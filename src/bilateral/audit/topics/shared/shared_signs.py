@@ -21,7 +21,7 @@ from bilateral.audit.topics.shared.attacks.activation_signs import ReadActivatio
 from bilateral.audit.topics.shared.shared_blinding import blinding_evidence, made_views
 from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again, random_like
 from bilateral.protocols.guarantee import Subject
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.randomness import Randomness
 
 SIGNS = Metric("signs read in place, balanced", "high")

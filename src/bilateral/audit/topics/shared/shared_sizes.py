@@ -26,7 +26,7 @@ from bilateral.audit.topics.shared.attacks.activation_sizes import (
 )
 from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import PUBLISHED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import PUBLISHED, ComparisonStyle
 
 MEAN_SIZE = Metric("error of a layer's mean size, octaves", "low", digits=2)
 DISTRIBUTION = Metric("distance of a layer's sizes, octaves", "low", digits=2)

@@ -28,24 +28,27 @@ _AGREEMENT: Final = 2.0**-6
 
 
 @checked
-def compile_model(model: nn.Module, samples: Tensor) -> FixedPointModel:
+def compile_model(model: nn.Module, samples: Tensor, *, value_bits: int = VALUE_BITS) -> FixedPointModel:
     """The network as a circuit with ring weights.
 
-    `samples` (the answering party's own, batch first) fix the shapes, and no number in the network may come near the
-    bound of comparisons on them (`NumericalRangeError`).
+    `samples` (the owner's own, batch first) fix the shapes, and no number in the network may come near the bound of
+    comparisons, 2^value_bits, on them (`NumericalRangeError`). Sealed comparisons are cheaper the smaller the bound is,
+    in steps of four bits, and wrong beyond it.
     """
     if not len(samples):
         raise ModelError(f"{type(model).__name__} has no samples to be checked on.", remedy="Give one or more.")
     compiled = GraphCompiler(model, tuple(samples.shape[1:]), MODULE_RULES, FUNCTION_RULES).run()
     largest_input = min(LARGEST_INPUT, 2 ** math.ceil(math.log2(max(1.0, float(samples.abs().max())))))
-    compiled = FixedPointModel(replace(compiled.circuit, largest_input=largest_input), compiled.layers)
+    compiled = FixedPointModel(
+        replace(compiled.circuit, largest_input=largest_input, value_bits=value_bits), compiled.layers
+    )
     arithmetic = PlainArithmetic(compiled)
     found = predict_in_batches(compiled, samples, arithmetic=arithmetic)
     where, largest = max(arithmetic.largest.items(), key=lambda item: item[1], default=("", 0.0))
-    if largest * _HEADROOM >= 2**VALUE_BITS:
+    if largest * _HEADROOM >= 2**value_bits:
         raise NumericalRangeError(
             f"{type(model).__name__} reaches {largest:.0f} at {where}; secret-shared prediction compares numbers below "
-            f"{2**VALUE_BITS} and wants {_HEADROOM} times of room.",
+            f"{2**value_bits} and wants {_HEADROOM} times of room.",
             remedy="Normalise the inputs, use BatchNorm, or train with weight decay.",
         )
     _check_agreement(model, samples, found)

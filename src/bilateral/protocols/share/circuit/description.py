@@ -24,8 +24,10 @@ from bilateral.errors import MalformedMessageError, ModelError
 FRACTION_BITS: Final = 20
 """Of weights, of inputs, and of what every linear layer gives (P4 section 4)."""
 VALUE_BITS: Final = 12
-"""Compared numbers must be below 2^12 in size. `compiler` checks it on the answering party's own samples; a query may
-lead beyond, which the querying party sees in most cases (`comparison.left_range`)."""
+"""Compared numbers must be below 2^12 in size, or what a circuit states. `compiler` checks it on the owner's own
+samples; an input may lead beyond. A dealer that judges sees that in most cases (`judged.left_range`); otherwise nobody
+does."""
+MIN_VALUE_BITS: Final = 2
 LARGEST_INPUT: Final = 1 << (VALUE_BITS - 2)
 MAX_FRACTION_BITS: Final = 30
 """More would leave too few bits for the factor that blinds a comparison."""
@@ -185,6 +187,14 @@ KINDS: Final[dict[str, type[Step]]] = {
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """One layer of comparisons: how many numbers of a sample, and their fraction bits."""
+
+    size: int
+    fraction_bits: int
+
+
+@dataclass(frozen=True)
 class Circuit:
     """A network's public description. Every shape is inferred, and wrong ones are refused (`ModelError`)."""
 
@@ -192,9 +202,15 @@ class Circuit:
     steps: tuple[Step, ...]
     largest_input: int = LARGEST_INPUT
     """No sample that the network was checked on is larger than this power of two; queries must not be much larger."""
+    value_bits: int = VALUE_BITS
+    """Compared numbers are below 2^this in size. Sealed comparisons are as wide as that, and cheaper the narrower."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.largest_input <= LARGEST_INPUT, f"inputs are below {LARGEST_INPUT}")
+        _require(
+            MIN_VALUE_BITS <= self.value_bits <= VALUE_BITS,
+            f"compared numbers have {MIN_VALUE_BITS} to {VALUE_BITS} bits before the point",
+        )
         _require(0 < len(self.steps) <= _MAX_STEPS, f"a circuit has 1 to {_MAX_STEPS} steps, got {len(self.steps)}")
         _ = self.values
 
@@ -233,18 +249,19 @@ class Circuit:
         return tuple(v for v, step in zip(self.values[1:], self.steps, strict=True) if isinstance(step, Dense | Conv))
 
     @cached_property
-    def comparison_sizes(self) -> tuple[int, ...]:
-        """How many numbers of a sample each comparison has, in the order of a walk."""
-        sizes = []
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """In the order of a walk: one a ReLU, one a level of a max pooling."""
+        found = []
         for step, value in zip(self.steps, self.values[1:], strict=True):
+            fraction_bits = self.values[step.sources[0]].fraction_bits
             if isinstance(step, Relu):
-                sizes.append(value.size)
+                found.append(Comparison(value.size, fraction_bits))
             elif isinstance(step, MaxPool):
                 candidates = math.prod(step.kernel)
                 while candidates > 1:
-                    sizes.append(candidates // 2 * value.size)
+                    found.append(Comparison(candidates // 2 * value.size, fraction_bits))
                     candidates -= candidates // 2
-        return tuple(sizes)
+        return tuple(found)
 
     @cached_property
     def last_uses(self) -> tuple[int, ...]:
@@ -258,7 +275,12 @@ class Circuit:
 
     def to_json(self) -> str:
         steps = [{"kind": step.kind, **asdict(step)} for step in self.steps]
-        described = {"input_shape": self.input_shape, "largest_input": self.largest_input, "steps": steps}
+        described = {
+            "input_shape": self.input_shape,
+            "largest_input": self.largest_input,
+            "value_bits": self.value_bits,
+            "steps": steps,
+        }
         return json.dumps(described, separators=(",", ":"))
 
     @classmethod
@@ -267,7 +289,7 @@ class Circuit:
         try:
             found = parse_json(text)
             steps = tuple(_step(entry) for entry in found["steps"])
-            return cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]))
+            return cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]), _int(found["value_bits"]))
         except (ValueError, TypeError, KeyError, ModelError) as error:
             raise MalformedMessageError(
                 f"The circuit from {sender} is not one: {error}.",

@@ -133,7 +133,7 @@ def judge(
 
 
 @compiled
-def truncate_answering(
+def truncate_first(
     y: Words,
     mask: Words,
     bias: Words,
@@ -145,7 +145,7 @@ def truncate_answering(
     share: Words,
     delta: Packed,
 ) -> None:
-    """`truncation.answering_share` of y - mask + bias; `bias` has an entry for every `repeat` elements in a row."""
+    """`truncation.first_share` of y - mask + bias; `bias` has an entry for every `repeat` elements in a row."""
     low = U(shift)
     rest = U(64) - low
     constant = (ONE << (U(62) - low)) + (ONE << rest) - ONE
@@ -170,7 +170,7 @@ def truncate_answering(
 
 
 @compiled
-def help_first(
+def open_second(
     y: Words,
     dealt: Words,
     beta: Packed,
@@ -191,7 +191,7 @@ def help_first(
 
 
 @compiled
-def truncate_helping(
+def truncate_second(
     y: Words,
     shift: int,
     beta: Packed,
@@ -200,7 +200,7 @@ def truncate_helping(
     epsilon: Packed,
     share: Words,
 ) -> None:
-    """`truncation.helping_share`."""
+    """`truncation.second_share`."""
     low = U(shift)
     rest = U(64) - low
     for i in range(y.size):

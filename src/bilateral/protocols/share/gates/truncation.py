@@ -36,12 +36,12 @@ def logical_shift(x: Tensor, shift: int) -> Tensor:
     return (x >> shift) & ((1 << (64 - shift)) - 1)
 
 
-def answering_bit(y0: Tensor) -> Tensor:
+def first_bit(y0: Tensor) -> Tensor:
     """p, as booleans."""
     return y0 + _OFFSET >= 0
 
 
-def helping_bit(y1: Tensor) -> Tensor:
+def second_bit(y1: Tensor) -> Tensor:
     """q, as booleans."""
     return y1 >= 0
 
@@ -51,9 +51,9 @@ def dealt_share(alpha: Tensor, beta: Tensor, share: Tensor) -> Tensor:
     return (alpha & beta).to(torch.int32) - share
 
 
-def answering_share(y0: Tensor, shift: int, alpha: Tensor, product: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
+def first_share(y0: Tensor, shift: int, alpha: Tensor, product: Tensor, epsilon: Tensor) -> tuple[Tensor, Tensor]:
     """The answering party's share of y >> shift, and its delta."""
-    p = answering_bit(y0)
+    p = first_bit(y0)
     delta = p ^ alpha
     d, e = delta.to(torch.int64), epsilon.to(torch.int64)
     correction = d * e + e * (1 - 2 * d) * alpha + (1 - 2 * d) * (1 - 2 * e) * product
@@ -61,7 +61,7 @@ def answering_share(y0: Tensor, shift: int, alpha: Tensor, product: Tensor, epsi
     return shifted + (correction << (64 - shift)), delta
 
 
-def helping_share(y1: Tensor, shift: int, beta: Tensor, product: Tensor, delta: Tensor, epsilon: Tensor) -> Tensor:
+def second_share(y1: Tensor, shift: int, beta: Tensor, product: Tensor, delta: Tensor, epsilon: Tensor) -> Tensor:
     """The server's share of y >> shift."""
     d, e = delta.to(torch.int64), epsilon.to(torch.int64)
     correction = d * (1 - 2 * e) * beta + (1 - 2 * d) * (1 - 2 * e) * product
@@ -80,41 +80,41 @@ def deal(alpha: Tensor, beta: Tensor, share: Tensor) -> Tensor:
     return dealt_share(unpack_bits(alpha, share.shape), unpack_bits(beta, share.shape), share)
 
 
-def finish_answering(
+def finish_first(
     y: Tensor, mask: Tensor, bias: Tensor, shift: int, alpha: Tensor, product: Tensor, epsilon: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The answering party: its share of (y - mask + bias) >> shift, and delta, packed. `bias`: one for each channel."""
     if y.device.type == "cpu":
         share, delta = torch.empty_like(y), torch.empty((y.numel() + 7) // 8, dtype=torch.uint8)
         repeat = y[0, 0].numel() if y.numel() else 1
-        fused().truncate_answering(
+        fused().truncate_first(
             words(y), words(mask), words(bias), repeat, shift,
             alpha.numpy(), halves(product), epsilon.numpy(), words(share), delta.numpy(),
         )  # fmt: skip
         return share, delta
     y = y - mask + bias.reshape(-1, *(1 for _ in y.shape[2:]))
-    share, delta = answering_share(y, shift, unpack_bits(alpha, y.shape), product, unpack_bits(epsilon, y.shape))
+    share, delta = first_share(y, shift, unpack_bits(alpha, y.shape), product, unpack_bits(epsilon, y.shape))
     return share, pack_bits(delta)
 
 
-def start_helping(y: Tensor, dealt: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def start_second(y: Tensor, dealt: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """The server, offline: y - dealt (in place), and epsilon, packed."""
     if y.device.type == "cpu":
         epsilon = torch.empty_like(beta)
-        fused().help_first(words(y), words(dealt), beta.numpy(), epsilon.numpy())
+        fused().open_second(words(y), words(dealt), beta.numpy(), epsilon.numpy())
         return y, epsilon
     y -= dealt
-    return y, pack_bits(helping_bit(y) ^ unpack_bits(beta, y.shape))
+    return y, pack_bits(second_bit(y) ^ unpack_bits(beta, y.shape))
 
 
-def finish_helping(y: Tensor, shift: int, beta: Tensor, product: Tensor, delta: Tensor, epsilon: Tensor) -> Tensor:
-    """The server, online: `helping_share` of packed bits."""
+def finish_second(y: Tensor, shift: int, beta: Tensor, product: Tensor, delta: Tensor, epsilon: Tensor) -> Tensor:
+    """The server, online: `second_share` of packed bits."""
     if y.device.type == "cpu":
         share = torch.empty_like(y)
-        fused().truncate_helping(
+        fused().truncate_second(
             words(y), shift, beta.numpy(), halves(product), delta.numpy(), epsilon.numpy(), words(share)
         )
         return share
     bits = (unpack_bits(packed, y.shape) for packed in (beta, delta, epsilon))
     unpacked_beta, unpacked_delta, unpacked_epsilon = bits
-    return helping_share(y, shift, unpacked_beta, product, unpacked_delta, unpacked_epsilon)
+    return second_share(y, shift, unpacked_beta, product, unpacked_delta, unpacked_epsilon)

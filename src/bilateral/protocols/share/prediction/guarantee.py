@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
 
 _ASSUMPTION = (
     "all three parties follow the protocol, no two of them collude, identity keys are pinned, and nobody breaks X25519 "

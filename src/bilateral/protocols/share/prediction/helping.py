@@ -1,27 +1,29 @@
 """The server's half of a session: it carries all messages, holds one share of every value, and learns nothing.
 
-It sees weights, products, bits and blinded numbers under masks that it does not know. A session here is a set of
+The second computing party. It sees everything under masks that it does not know. A session here is a set of
 *programs*: generators that yield a request (which party, what message) and are sent its reply, so that sessions with
 several answering parties go on side by side (`conversation.run_together`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.circuit.description import Circuit, Linear
+from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.circuit.plaintext import linear_map
-from bilateral.protocols.share.circuit.walk import Walk, walk
-from bilateral.protocols.share.gates import truncation
-from bilateral.protocols.share.gates.comparison import Blinding, ComparisonStyle
+from bilateral.protocols.share.computing.dealer import Dealt
+from bilateral.protocols.share.computing.first import Batch
+from bilateral.protocols.share.computing.second import SecondParty, SecondSeeds
+from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
+from bilateral.protocols.share.gates.styles import ComparisonStyle
+from bilateral.protocols.share.gates.talk import Hear, Speaker, Work
 from bilateral.protocols.share.prediction.messages import (
     Acknowledged,
     AnswererTurn,
@@ -30,19 +32,16 @@ from bilateral.protocols.share.prediction.messages import (
     Carries,
     Correlations,
     MaskedModel,
-    MaskedValue,
     QueryRequest,
     QueryShare,
     SelectedValues,
+    ServerTurn,
     SessionEnd,
     SessionNotice,
     SessionRequest,
-    expect_count,
-    expect_tensor,
 )
 from bilateral.protocols.share.ring.arithmetic import LinearMap
-from bilateral.protocols.share.ring.packing import expect_packed, from_bytes, to_bytes
-from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
+from bilateral.protocols.share.ring.streams import SessionAgreement
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
@@ -82,11 +81,12 @@ class HelpingSession:
     ) -> None:
         self.querier, self.answerer = querier, answerer
         self.session_id = session_id
-        self._secrets, self._style, self._device = secrets, style, device
+        self.style, self.device = style, device
+        self._secrets = secrets
         self._circuit: Circuit | None = None
         self._seeds: HelpingSecrets | None = None
         self._weights: tuple[Tensor, ...] = ()
-        self._maps: list[LinearMap] = []
+        self.maps: list[LinearMap] = []
         self._num_batches = 0
 
     @property
@@ -108,7 +108,7 @@ class HelpingSession:
             shape = step.weight_shape(circuit.values[step.sources[0]])
             expect_tensor(self.answerer, "weights", weight, shape, torch.int64)
         self._circuit, self._weights = circuit, reply.weights
-        terms = SessionAgreement(self.session_id, self.querier, self.answerer, reply.circuit, self._style.name)
+        terms = SessionAgreement(self.session_id, self.querier, self.answerer, reply.circuit, self.style.name)
         self._seeds = HelpingSecrets(terms.seed(self._secrets.with_querier), terms.seed(self._secrets.with_answerer))
         notice = SessionNotice(self.session_id, self.answerer, reply.circuit)
         expect(Acknowledged, (yield Request(self.querier, notice, self._prepare_maps)), self)
@@ -116,7 +116,7 @@ class HelpingSession:
 
     def _prepare_maps(self) -> None:
         steps = zip(self.circuit.linear_steps, self._weights, strict=True)
-        self._maps = [linear_map(step, weight.to(self._device)) for step, weight in steps]
+        self.maps = [linear_map(step, weight.to(self.device)) for step, weight in steps]
         self._weights = ()
 
     def close(self) -> Program[None]:
@@ -130,9 +130,10 @@ class HelpingSession:
         self._num_batches += 1
         batch = HelpingBatch(self, index, batch_size)
         request = BatchRequest(self.session_id, index, batch_size)
-        dealt = expect(Correlations, (yield Request(self.querier, request, batch.multiply)), self, index)
-        carries = Carries(self.session_id, index, batch_size, batch.combine(dealt))
-        batch.take_turn(expect(AnswererTurn, (yield Request(self.answerer, carries)), self, index))
+        reply = expect(Correlations, (yield Request(self.querier, request, batch.party.multiply)), self, index)
+        bits = batch.party.combine(Dealt(reply.products, reply.carries, reply.comparisons))
+        carries = Carries(self.session_id, index, batch_size, bits)
+        batch.begun_with(expect(AnswererTurn, (yield Request(self.answerer, carries)), self, index))
         return batch
 
 
@@ -151,66 +152,22 @@ def expect(kind: type[_M], reply: Message, session: HelpingSession, index: int |
     return reply
 
 
-@dataclass(repr=False)
-class _Layer:
-    """What the server knows of a linear layer's output before the queries come; the last two are dealt to it."""
-
-    share: Tensor
-    beta: Tensor
-    product: Tensor | None = None
-    epsilon: Tensor | None = None
-
-
-_SPENT = _Layer(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.uint8))
-"""In place of a layer whose share was used: a batch frees its memory as it goes."""
-
-
-@dataclass(repr=False)
 class HelpingBatch:
-    """One batch: the server's `Arithmetic`. It yields requests to both parties."""
+    """One batch: it carries the turns of the second party, which the server is, to the first, and back."""
 
-    session: HelpingSession
-    index: int
-    size: int
-    _layers: list[_Layer] = field(default_factory=list)
-    _input_masks: dict[int, Tensor] = field(default_factory=dict)
-    _bits: deque[bytes] = field(default_factory=deque)
-    _blinded: deque[Tensor] = field(default_factory=deque)
-    _output: Tensor | None = None
+    def __init__(self, session: HelpingSession, index: int, size: int) -> None:
+        self.session, self.index, self.size = session, index, size
+        seeds = SecondSeeds(with_dealer=session.seeds.with_querier, with_first=session.seeds.with_answerer)
+        self.party = SecondParty(
+            session.circuit, session.maps, session.style, seeds, Batch(index, size), session.querier, session.device
+        )
+        self._first_turn: tuple[Tensor, ...] = ()
+        self._number = 0
 
-    def __post_init__(self) -> None:
-        session = self.session
-        of_batch = self.index, self.size, session._device
-        self._blindings = Stream(session.seeds.with_answerer, "comparison", *of_batch)
-        self._rounding = Stream(session.seeds.with_answerer, "rounding", *of_batch)
-
-    def multiply(self) -> None:
-        """Masked weights times input masks: the longest work, done while the querying party does as much."""
-        session, circuit = self.session, self.session.circuit
-        stream = Stream(session.seeds.with_querier, "linear", self.index, self.size, session._device)
-        for step, apply in zip(circuit.linear_steps, session._maps, strict=True):
-            (source,) = step.sources
-            if source not in self._input_masks:
-                self._input_masks[source] = stream.words(self.size, *circuit.values[source].shape)
-            product = apply(self._input_masks[source])
-            self._layers.append(_Layer(product, stream.packed_bits(product.numel())))
-
-    def combine(self, dealt: Correlations) -> tuple[bytes, ...]:
-        """The server's share of every linear layer's output, and its bits for the truncations."""
-        session, count = self.session, len(self._layers)
-        expect_count(session.querier, "products", len(dealt.products), count)
-        expect_count(session.querier, "carries", len(dealt.carries), count)
-        packed = []
-        for layer, product, carries in zip(self._layers, dealt.products, dealt.carries, strict=True):
-            shape, device = tuple(layer.share.shape), layer.share.device
-            expect_tensor(session.querier, "products", product, shape, torch.int64)
-            expect_tensor(session.querier, "carries", carries, shape, torch.int32)
-            # Shared anew: else the querying party could tell from its own masks how this share was rounded.
-            dealt_anew = self._rounding.words(*shape) + product.to(device)
-            layer.share, layer.epsilon = truncation.start_helping(layer.share, dealt_anew, layer.beta)
-            layer.product = carries.to(device)
-            packed.append(to_bytes(layer.epsilon))
-        return tuple(packed)
+    def begun_with(self, turn: AnswererTurn) -> None:
+        """Offline: what the answering party said before there was a query."""
+        self._check(turn)
+        self._first_turn = turn.parts
 
     def answer(self) -> Program[Tensor]:
         """Online: the answering party's masked output plus the server's share of it."""
@@ -219,49 +176,38 @@ class HelpingBatch:
         reply = expect(QueryShare, (yield Request(session.querier, request)), session, self.index)
         shape = (self.size, *session.circuit.input_shape)
         expect_tensor(session.querier, "share", reply.share, shape, torch.int64)
-        share = yield from walk(session.circuit, reply.share.to(session._device), self)
-        if self._output is None or self._bits or self._blinded:
-            raise MalformedMessageError(f"{session.answerer} did not give the output of its last layer, or too much.")
-        expect_tensor(session.answerer, "output", self._output, tuple(share.shape), torch.int64)
-        return share + self._output.to(share.device)
+        share = reply.share.to(session.device) if session.device else reply.share
+        speaker = Speaker(self._work(share), session.answerer, session.device)
+        speaker.hear(self._first_turn)
+        while not speaker.is_done:
+            if speaker.judge is not None:
+                values = speaker.judge.values
+                judged = yield Request(session.querier, BlindedValues(session.session_id, self.index, values.cpu()))
+                speaker.told_by_judge(*self._selected(judged, values))
+                continue
+            message = ServerTurn(session.session_id, self.index, self._number, speaker.take_told())
+            turn = expect(AnswererTurn, (yield Request(session.answerer, message)), session, self.index)
+            self._number += 1
+            self._check(turn)
+            speaker.hear(turn.parts)
+        if speaker.take_told():
+            raise MalformedMessageError(f"{session.answerer} gave the output before the server had said all.")
+        return speaker.result
 
-    def take_turn(self, turn: AnswererTurn) -> None:
-        """Keep what the answering party sent until the walk comes to it."""
-        if turn.batch_index != self.index:
-            raise MalformedMessageError(f"{self.session.answerer} answered for another batch.")
-        self._bits.extend(turn.bits)
-        self._blinded.extend(turn.blinded)
-        if turn.output.numel():
-            self._output = turn.output
+    def _work(self, share: Tensor) -> Work[Tensor]:
+        own = yield from self.party.evaluate(share)
+        return own + (yield Hear("output", tuple(own.shape)))
 
-    def linear(self, index: int, step: Linear, source: int, x: Tensor) -> Walk:
-        del step
-        session, layer = self.session, self._layers[index]
-        if source in self._input_masks:
-            value = (x - self._input_masks.pop(source)).cpu()
-            reply = yield Request(session.answerer, MaskedValue(session.session_id, self.index, value))
-            self.take_turn(expect(AnswererTurn, reply, session, self.index))
-        assert layer.product is not None and layer.epsilon is not None
-        packed = self._next(self._bits, "bits")
-        expect_packed(session.answerer, packed, layer.share.numel())
-        delta, shift = from_bytes(packed, x.device), session.circuit.values[source].fraction_bits
-        share = truncation.finish_helping(layer.share, shift, layer.beta, layer.product, delta, layer.epsilon)
-        self._layers[index] = _SPENT
-        return share
+    def _check(self, turn: AnswererTurn) -> None:
+        if turn.number != self._number:
+            raise MalformedMessageError(
+                f"{self.session.answerer} answered turn {turn.number} of a batch, expected {self._number}.",
+                remedy="Both sides must run the same version of the protocol.",
+            )
 
-    def positive_part(self, x: Tensor, fraction_bits: int) -> Walk:
-        session, flat = self.session, x.reshape(len(x), -1)
-        received = self._next(self._blinded, "blinded")
-        expect_tensor(session.answerer, "blinded", received, tuple(flat.shape), torch.int64)
-        blinding = Blinding.draw(self._blindings, (flat.shape[0], flat.shape[1]), fraction_bits, session._style)
-        values = blinding.blind_second(flat, received.to(x.device)).cpu()
-        reply = yield Request(session.querier, BlindedValues(session.session_id, self.index, values))
+    def _selected(self, reply: Message, values: Tensor) -> tuple[Tensor, Tensor]:
+        session = self.session
         judged = expect(SelectedValues, reply, session, self.index)
         for name in ("products", "bits"):
-            expect_tensor(session.querier, name, getattr(judged, name), tuple(flat.shape), torch.int64)
-        return blinding.select(flat, judged.products.to(x.device), judged.bits.to(x.device)).reshape(x.shape)
-
-    def _next(self, queue: deque[Any], name: str) -> Any:
-        if not queue:
-            raise MalformedMessageError(f"{self.session.answerer} sent too few `{name}` for its circuit.")
-        return queue.popleft()
+            expect_tensor(session.querier, name, getattr(judged, name), tuple(values.shape), torch.int64)
+        return judged.products.to(values.device), judged.bits.to(values.device)

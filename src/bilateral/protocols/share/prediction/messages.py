@@ -6,14 +6,15 @@
 | session | answering party | server | `MaskedModel`: the circuit, and masked weights |
 | session | server | querying party | `SessionNotice`: the circuit |
 | offline | server | querying party | `BatchRequest` |
-| offline | querying party | server | `Correlations`: the server's shares of products of masks |
+| offline | querying party | server | `Correlations`: what a dealer deals (`computing/dealer`) |
 | offline | server | answering party | `Carries`: the server's bits of all truncations |
+| offline | answering party | server | `AnswererTurn`: what it can say before there is a query |
 | online | server | querying party | `QueryRequest` |
 | online | querying party | server | `QueryShare` |
-| online | server | answering party | `MaskedValue`: the input of a linear layer, under a mask |
-| online | answering party | server | `AnswererTurn`: bits of truncations, blinded numbers, at last the output |
-| online | server | querying party | `BlindedValues` |
-| online | querying party | server | `SelectedValues` |
+| online | server | answering party | `ServerTurn`: inputs of layers under masks, the server's part of comparisons |
+| online | answering party | server | `AnswererTurn`: bits of truncations, its part of comparisons, at last the output |
+| online | server | querying party | `BlindedValues`: only where comparisons are judged |
+| online | querying party | server | `SelectedValues`: the judgement |
 | online | server | querying party | `SummedLogits`: of all answering parties |
 | session | server | both clients | `SessionEnd` |
 
@@ -25,10 +26,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import torch
 from torch import Tensor
 
-from bilateral.errors import MalformedMessageError
 from bilateral.protocols.messages import Message
 
 
@@ -68,18 +67,19 @@ class BatchRequest(BatchMessage):
 
 @dataclass(frozen=True)
 class Correlations(BatchMessage):
-    """`products`: a tensor a linear layer (int64). `carries`: shares of products of bits, a tensor a layer (int32)."""
+    """`computing.dealer.Dealt`: a tensor a linear layer (int64; int32), two a comparison (int64) if they are sealed."""
 
     products: tuple[Tensor, ...]
     carries: tuple[Tensor, ...]
+    comparisons: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Carries(BatchMessage):
-    """`bits`: epsilon of every linear layer's truncation, packed."""
+    """`bits`: epsilon of every linear layer's truncation, 64 to a word."""
 
     batch_size: int
-    bits: tuple[bytes, ...]
+    bits: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,24 @@ class QueryShare(BatchMessage):
 
 
 @dataclass(frozen=True)
-class MaskedValue(BatchMessage):
-    value: Tensor
+class TurnMessage(BatchMessage):
+    """What one computing party has to say until it must listen: int64 words, in the circuit's order (`gates/talk`).
+
+    `number` counts the server's turns of a batch from 0; a reply has the number of the next one.
+    """
+
+    number: int
+    parts: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class AnswererTurn(BatchMessage):
-    """`bits`: delta of every truncation since the last turn, packed. `output`: empty until the last turn."""
+class ServerTurn(TurnMessage):
+    pass
 
-    bits: tuple[bytes, ...]
-    blinded: tuple[Tensor, ...]
-    output: Tensor
+
+@dataclass(frozen=True)
+class AnswererTurn(TurnMessage):
+    pass
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ class Acknowledged(SessionMessage):
     pass
 
 
-TO_ANSWERER: Final = (SessionRequest, Carries, MaskedValue, SessionEnd)
+TO_ANSWERER: Final = (SessionRequest, Carries, ServerTurn, SessionEnd)
 TO_QUERIER: Final = (SessionNotice, BatchRequest, QueryRequest, BlindedValues, SummedLogits, SessionEnd)
 FROM_ANSWERER: Final = (MaskedModel, AnswererTurn, Acknowledged)
 FROM_QUERIER: Final = (Acknowledged, Correlations, QueryShare, SelectedValues)
@@ -156,22 +163,3 @@ _PHASE_OF: Final[dict[type[Message], Phase]] = {
 def phase_of(request: Message) -> Phase:
     """Of a request, and of its reply: what does not depend on the queries is offline."""
     return _PHASE_OF.get(type(request), "online")
-
-
-def expect_tensor(sender: str, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Refuse a tensor of another shape or type, naming the sender."""
-    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-        raise MalformedMessageError(
-            f"Malformed message from {sender}: expected `{name}` of shape {shape} and {dtype}, got "
-            f"{tuple(tensor.shape)} and {tensor.dtype}.",
-            remedy="Both sides must run the same plan and version.",
-        )
-
-
-def expect_count(sender: str, name: str, got: int, expected: int) -> None:
-    """Refuse a list or a string of bytes of another length, naming the sender."""
-    if got != expected:
-        raise MalformedMessageError(
-            f"Malformed message from {sender}: expected {expected} in `{name}`, got {got}.",
-            remedy="Both sides must run the same plan and version.",
-        )

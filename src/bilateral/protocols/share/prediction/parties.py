@@ -24,7 +24,8 @@ from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import VALUE_BITS, Circuit
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.comparison import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, ComparisonStyle
 from bilateral.protocols.share.prediction.answering import AnsweringSeeds, AnsweringSession
 from bilateral.protocols.share.prediction.conversation import run_together
 from bilateral.protocols.share.prediction.helping import HelpingBatch, HelpingSecrets, HelpingSession, Program, Request
@@ -33,14 +34,12 @@ from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     BlindedValues,
     Carries,
-    MaskedValue,
     QueryRequest,
+    ServerTurn,
     SessionEnd,
     SessionNotice,
     SessionRequest,
     SummedLogits,
-    expect_count,
-    expect_tensor,
 )
 from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
 from bilateral.protocols.share.ring import arithmetic as ring
@@ -62,12 +61,15 @@ class PredictionClient:
     """
 
     @checked
-    def __init__(self, keys: KeyRing, style: ComparisonStyle = HARDENED, device: torch.device | None = None) -> None:
+    def __init__(
+        self, keys: KeyRing, style: ComparisonStyle = DEFAULT_STYLE, device: torch.device | None = None
+    ) -> None:
         self.name = keys.name
         keys.claim("secret-shared prediction")
         self._keys, self._style, self._device = keys, style, device
         self._model: FixedPointModel | None = None
         self._queries: Tensor | None = None
+        self._expected = 0
         self._answers: dict[int, Tensor] = {}
         self._left_range: dict[int, Tensor] = {}
         self._seen: set[bytes] = set()
@@ -87,11 +89,15 @@ class PredictionClient:
         for session in self._querying.values():
             session.restart()
 
+    def expect(self, num_queries: int) -> None:
+        """So many queries will be asked: deal for them when the server asks, before they are there."""
+        self._expected = num_queries
+
     def take_answers(self) -> Tensor:
         """The sums of the logits (float64) for all queries that were asked.
 
         `NumericalRangeError` if numbers in a network left the range in which comparisons are right, as far as this
-        party sees it (`comparison.left_range`); `out_of_range` says for which queries.
+        party sees it (`judged.left_range`); `out_of_range` says for which queries.
         """
         answered = sum(len(part) for part in self._answers.values())
         if self._queries is None or answered != len(self._queries):
@@ -121,10 +127,10 @@ class PredictionClient:
                 reply = self._open_querying(message)
             case Carries():
                 reply = _of(self._answering, message.session_id).begin(message)
-            case MaskedValue():
+            case ServerTurn():
                 reply = _of(self._answering, message.session_id).proceed(message)
             case BatchRequest():
-                reply = _of(self._querying, message.session_id).deal(message, self._asked())
+                reply = _of(self._querying, message.session_id).deal(message, self._num_dealt_for())
             case QueryRequest():
                 reply = _of(self._querying, message.session_id).share_queries(message, self._asked())
             case BlindedValues():
@@ -163,7 +169,7 @@ class PredictionClient:
             terms.seed(self._keys.pair_secret(message.answerer)),
             terms.seed(self._keys.pair_secret(SERVER)),
         )
-        self._querying[message.session_id] = QueryingSession(seeds, circuit, SERVER, self._device)
+        self._querying[message.session_id] = QueryingSession(seeds, circuit, self._style, SERVER, self._device)
         return Acknowledged(message.session_id)
 
     def _claim(self, session_id: bytes, other: str) -> None:
@@ -173,6 +179,12 @@ class PredictionClient:
         if len(session_id) != SESSION_ID_BYTES or session_id in self._seen:
             raise ProtocolError(f"{SERVER} opened a session whose name is not a new one.")
         self._seen.add(session_id)
+
+    def _num_dealt_for(self) -> int:
+        """How many queries the server may ask correlations for."""
+        if self._queries is None and not self._expected:
+            raise ProtocolError(f"{SERVER} began a batch, but {self.name} asked nothing.")
+        return self._expected if self._queries is None else len(self._queries)
 
     def _asked(self) -> Tensor:
         if self._queries is None:
@@ -223,7 +235,7 @@ class PredictionServer:
         keys: KeyRing,
         transport: Transport,
         *,
-        style: ComparisonStyle = HARDENED,
+        style: ComparisonStyle = DEFAULT_STYLE,
         randomness: Randomness | None = None,
         device: torch.device | None = None,
         on_answered: Callable[[int], None] = lambda _: None,

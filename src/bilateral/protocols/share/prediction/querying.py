@@ -1,12 +1,11 @@
-"""The querying party's half of a session: it has queries, deals correlations, and judges blinded comparisons.
+"""The querying client's half of a session: it has queries, and deals to the two parties that compute. The dealer.
 
-It sees the circuit, for each comparison blinded numbers (`comparison`), and at the end the sum of all answering
-parties' logits.
+It deals before it has queries, if it is asked to. In a judged style it also judges comparisons. It sees the circuit,
+then blinded numbers if it judges, and at the end the sum of all answering parties' logits.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit
-from bilateral.protocols.share.circuit.plaintext import linear_map
-from bilateral.protocols.share.gates import truncation
-from bilateral.protocols.share.gates.comparison import judge, left_range
+from bilateral.protocols.share.computing.dealer import Dealer, DealerSeeds, Judging
+from bilateral.protocols.share.computing.first import Batch
+from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     BlindedValues,
@@ -24,7 +23,6 @@ from bilateral.protocols.share.prediction.messages import (
     QueryRequest,
     QueryShare,
     SelectedValues,
-    expect_tensor,
 )
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.ring.streams import Stream
@@ -42,16 +40,11 @@ class QueryingSeeds:
 
 @dataclass(repr=False)
 class _QueryingBatch:
-    """An open batch: which of the asked queries it has, and what is still to be judged."""
+    """An open batch, and which of the asked queries it has, once it was asked for them."""
 
-    queries: slice
-    size: int
-    judging: Stream
-    comparisons: deque[int]
-    left_range: Tensor
-    """For which of its queries a number of the network left the range of comparisons, as far as this party sees."""
-    is_shared: bool = False
-    """Its queries were sent: the mask that hides them hides nothing else."""
+    batch: Batch
+    judging: Judging
+    queries: slice | None = None
 
 
 def check_takes(circuit: Circuit, queries: Tensor, sender: str) -> None:
@@ -67,59 +60,66 @@ def check_takes(circuit: Circuit, queries: Tensor, sender: str) -> None:
 class QueryingSession:
     """One answering party's model, many batches of queries. `sender` is the server, for error messages."""
 
-    def __init__(self, seeds: QueryingSeeds, circuit: Circuit, sender: str, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        seeds: QueryingSeeds,
+        circuit: Circuit,
+        style: ComparisonStyle,
+        sender: str,
+        device: torch.device | None = None,
+    ) -> None:
         self.circuit = circuit
         self._seeds, self._sender, self._device = seeds, sender, device
-        masks = Stream(seeds.with_answerer, "weights", 0, 0, device)
-        self._maps = [
-            linear_map(step, masks.words(*step.weight_shape(circuit.values[step.sources[0]])))
-            for step in circuit.linear_steps
-        ]
+        self._dealer = Dealer(circuit, style, DealerSeeds(seeds.with_answerer, seeds.with_server), device)
         self._last_batch = -1
         self._next_query = 0
         self._open: dict[int, _QueryingBatch] = {}
 
-    def restart(self) -> None:
-        """New queries were asked: batches begin with the first of them."""
-        self._next_query = 0
-        self._open.clear()  # a batch that failed must not go on with other queries
+    @property
+    def num_dealt_ahead(self) -> int:
+        """Queries that were dealt for and not asked yet."""
+        return sum(opened.batch.size for opened in self._open.values() if opened.queries is None)
 
-    def deal(self, message: BatchRequest, queries: Tensor) -> Correlations:
-        """Offline: b for every linear layer's input, and the server's share of (mask of the weights) times b."""
+    def restart(self) -> None:
+        """New queries were asked: batches begin with the first of them. Those that are dealt for wait on."""
+        self._next_query = 0
+        # A batch that failed must not go on with other queries: its masks hide its own.
+        self._open = {index: opened for index, opened in self._open.items() if opened.queries is None}
+
+    def deal(self, message: BatchRequest, at_most: int) -> Correlations:
+        """Offline: what the server needs for one batch, of `at_most` so many queries with those that are dealt for."""
         index, size = message.batch_index, message.batch_size
         if index <= self._last_batch:
             raise ProtocolError(
                 f"{self._sender} asked for batch {index} of a session after batch {self._last_batch}.",
                 remedy="Masks are used once: every batch needs a new index.",
             )
-        if size < 1 or self._next_query + size > len(queries):
+        if size < 1 or self._next_query + self.num_dealt_ahead + size > at_most:
             raise ProtocolError(f"{self._sender} began a batch of {size}, but not so many queries are left to ask.")
-        check_takes(self.circuit, queries, self._sender)
-        self._check_range(queries)
-        own = Stream(self._seeds.with_answerer, "linear", index, size, self._device)
-        servers = Stream(self._seeds.with_server, "linear", index, size, self._device)
+        batch = Batch(index, size)
         self._last_batch = index
-        self._open[index] = _QueryingBatch(
-            slice(self._next_query, self._next_query + size),
-            size,
-            Stream(self._seeds.with_answerer, "comparison", index, size, self._device),
-            deque(self.circuit.comparison_sizes),
-            torch.zeros(size, dtype=torch.bool),
-        )
-        self._next_query += size
-        inputs: dict[int, Tensor] = {}
-        products, carries = [], []
-        for step, apply in zip(self.circuit.linear_steps, self._maps, strict=True):
-            (source,) = step.sources
-            if source not in inputs:
-                inputs[source] = servers.words(size, *self.circuit.values[source].shape)
-            product = apply(inputs[source])
-            product -= own.words(*product.shape)
-            alpha, share = own.packed_bits(product.numel()), own.half_words(*product.shape)
-            beta = servers.packed_bits(product.numel())
-            products.append(product.cpu())
-            carries.append(truncation.deal(alpha, beta, share).cpu())
-        return Correlations(self._seeds.session_id, index, tuple(products), tuple(carries))
+        self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
+        dealt = self._dealer.deal(batch)
+        return Correlations(self._seeds.session_id, index, dealt.products, dealt.carries, dealt.comparisons)
+
+    def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
+        """Online: the server's share of the next queries; the answering party's comes from the seed."""
+        opened = self._batch(message.batch_index)
+        batch = opened.batch
+        if opened.queries is not None:
+            raise ProtocolError(f"{self._sender} asked twice for the queries of batch {batch.index}.")
+        if self._next_query + batch.size > len(queries):
+            raise ProtocolError(
+                f"{self._sender} asked for the queries of a batch of {batch.size}, but not so many are left to ask."
+            )
+        check_takes(self.circuit, queries, self._sender)
+        chosen = slice(self._next_query, self._next_query + batch.size)
+        self._check_range(queries[chosen])
+        mask = Stream(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
+        encoded = ring.encode(queries[chosen], FRACTION_BITS).to(mask.device)
+        share = encoded - mask.words(*encoded.shape)
+        opened.queries, self._next_query = chosen, chosen.stop
+        return QueryShare(self._seeds.session_id, batch.index, share.cpu())
 
     def _check_range(self, queries: Tensor) -> None:
         """Far beyond what a network was checked on, its numbers are likely to leave the range of comparisons."""
@@ -131,38 +131,21 @@ class QueryingSession:
                 remedy="Normalise them as the answering networks' training data were.",
             )
 
-    def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
-        """Online: the server's share of the batch's queries; the answering party's comes from the seed."""
-        batch = self._batch(message.batch_index)
-        if batch.is_shared:
-            raise ProtocolError(f"{self._sender} asked twice for the queries of batch {message.batch_index}.")
-        mask = Stream(self._seeds.with_answerer, "input", message.batch_index, batch.size, self._device)
-        encoded = ring.encode(queries[batch.queries], FRACTION_BITS).to(mask.device)
-        share = encoded - mask.words(*encoded.shape)
-        batch.is_shared = True
-        return QueryShare(self._seeds.session_id, message.batch_index, share.cpu())
-
     def judge(self, message: BlindedValues) -> SelectedValues:
-        """Online: which of these numbers are positive, as shares."""
-        batch = self._batch(message.batch_index)
-        if not batch.comparisons:
-            raise ProtocolError(f"{self._sender} asked for more comparisons than the circuit has.")
-        shape, stream = (batch.size, batch.comparisons[0]), batch.judging
-        expect_tensor(self._sender, "values", message.values, shape, torch.int64)
-        batch.comparisons.popleft()
-        masked = message.values.to(stream.device)
-        mask = stream.words(*shape)
-        batch.left_range |= left_range(masked, mask).cpu()
-        found = judge(masked, mask, stream.words(*shape), stream.words(*shape))
+        """Online, in a judged style: which of these numbers are positive, as shares."""
+        found = self._batch(message.batch_index).judging.judge(message.values, self._sender)
         return SelectedValues(self._seeds.session_id, message.batch_index, found.product.cpu(), found.bit.cpu())
 
     def finish(self, batch_index: int) -> tuple[slice, Tensor, Tensor]:
         """Which queries a batch had, what the answering party's outputs for them are masked with, and which of them
-        left the range."""
-        batch = self._batch(batch_index)
+        left the range, as far as a judge sees it."""
+        opened = self._batch(batch_index)
+        if opened.queries is None:
+            raise ProtocolError(f"{self._sender} answered batch {batch_index}, which it has not asked the queries of.")
         del self._open[batch_index]
-        mask = Stream(self._seeds.with_answerer, "output", batch_index, batch.size, self._device)
-        return batch.queries, mask.words(batch.size, *self.circuit.output.shape), batch.left_range
+        batch = opened.batch
+        mask = Stream(self._seeds.with_answerer, "output", batch.index, batch.size, self._device)
+        return opened.queries, mask.words(batch.size, *self.circuit.output.shape), opened.judging.left_range
 
     def _batch(self, batch_index: int) -> _QueryingBatch:
         if batch_index not in self._open:

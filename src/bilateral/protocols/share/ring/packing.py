@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bilateral.errors import MalformedMessageError
-
 
 def pack_bits(bits: Tensor) -> Tensor:
     """Booleans in the order of the flat tensor, the first in the lowest place; zeros fill up the last byte."""
@@ -24,20 +22,21 @@ def unpack_bits(packed: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(unpacked).to(torch.bool).reshape(tuple(shape)).to(packed.device)
 
 
-def to_bytes(packed: Tensor) -> bytes:
-    return packed.cpu().numpy().tobytes()
+def num_words(count: int) -> int:
+    """64-bit words that so many bits take."""
+    return (count + 63) // 64
 
 
-def from_bytes(data: bytes, device: torch.device | None) -> Tensor:
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8)
-    )
+def to_words(packed: Tensor) -> Tensor:
+    """Packed bits as whole 64-bit words, which is how they travel; zeros fill up the last one."""
+    words = torch.zeros(num_words(8 * packed.numel()), dtype=torch.int64, device=packed.device)
+    words.view(torch.uint8)[: packed.numel()] = packed
+    return words
 
 
-def expect_packed(sender: str, packed: bytes, count: int) -> None:
-    """Refuse packed bits of another length, naming the sender."""
-    if len(packed) != (count + 7) // 8:
-        raise MalformedMessageError(
-            f"{sender} sent {len(packed)} bytes of bits, expected {(count + 7) // 8}.",
-            remedy="Both sides must run the same plan and version.",
-        )
+def from_words(words: Tensor, count: int) -> Tensor:
+    """The inverse, for `count` bits. What another party put behind them is cut off."""
+    packed = words.contiguous().view(torch.uint8)[: (count + 7) // 8].clone()
+    if count % 8:
+        packed[-1] &= (1 << (count % 8)) - 1
+    return packed

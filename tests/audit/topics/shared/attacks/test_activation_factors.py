@@ -9,7 +9,7 @@ from bilateral.audit.shared_recording import querying_view
 from bilateral.audit.shared_views import blinded_numbers
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries, first_layer, read_exactly
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 
 
 def test_two_views_of_a_number_under_odd_factors_give_it_away():

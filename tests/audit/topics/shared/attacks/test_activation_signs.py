@@ -10,7 +10,7 @@ from bilateral.audit.shared_recording import querying_view
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.shared_views import blinded_numbers
 from bilateral.audit.topics.shared.attacks.activation_signs import read_by_vote, read_once
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 
 
 def readings(style, repeats=5):

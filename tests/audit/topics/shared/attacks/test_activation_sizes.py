@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bilateral.audit.topics.shared.attacks.activation_sizes import LOG_SIZES, read_adaptively, read_naively
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED, Blinding
+from bilateral.protocols.share.gates.judged import Blinding
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.protocols.share.ring.streams import Stream
 
 BITS = 20

@@ -18,7 +18,8 @@ from functools import cache
 import numpy as np
 from torch import Tensor
 
-from bilateral.protocols.share.gates.comparison import STYLES, Blinding, ComparisonStyle, factor_bits
+from bilateral.protocols.share.gates.judged import Blinding, factor_bits
+from bilateral.protocols.share.gates.styles import STYLES, ComparisonStyle
 from bilateral.protocols.share.ring.streams import SEED_BYTES, Stream
 
 BINS_AN_OCTAVE = 4

@@ -21,8 +21,8 @@ from torch import Tensor
 from bilateral.audit.shared_views import Session, SharedView, blinded_numbers, comparison_bits
 from bilateral.audit.topics.shared.attacks.view_figures import Part, mean_figures, weakness_figures
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.gates.comparison import Blinding, odd_inverse
-from bilateral.protocols.share.prediction.messages import BlindedValues, MaskedValue, SummedLogits
+from bilateral.protocols.share.gates.judged import Blinding, odd_inverse
+from bilateral.protocols.share.prediction.messages import BlindedValues, ServerTurn, SummedLogits
 
 _REGULARISATION = 0.1
 _NUM_KEPT = 20
@@ -97,7 +97,7 @@ def _unblinded_by_server(view: SharedView, session: Session) -> Iterator[Part]:
             if blinding.orders is not None:
                 values = torch.empty_like(values).scatter_(1, blinding.orders, values)
             yield Part("unblinded", place, blinding.signs * values * odd_inverse(blinding.factors))
-        for place, masked in enumerate(view.messages(MaskedValue, session, batch_index=index)):
+        for place, masked in enumerate(view.messages(ServerTurn, session, batch_index=index)):
             yield Part(f"layer input {place}", 0, masked.value)
 
 
@@ -105,7 +105,7 @@ def _unblinded_by_answerer(view: SharedView, session: Session) -> Iterator[Part]
     """The query plus the server's mask: its own share of the query, and what the server sends for the first layer."""
     for index, size in view.batches(session):
         share = view.stream(session, session.querier, "input", index, size).words(size, *session.circuit.input_shape)
-        first, *_ = view.messages(MaskedValue, session, batch_index=index)
+        first, *_ = view.messages(ServerTurn, session, batch_index=index)
         if first.value.shape == share.shape:
             yield Part("query", 0, share + first.value)
 

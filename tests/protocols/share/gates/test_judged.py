@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.protocols.share.harness import compared, generator, uniform_words
 
 from bilateral.protocols.share.circuit.description import MAX_FRACTION_BITS, VALUE_BITS
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED, Blinding, factor_bits, odd_inverse
+from bilateral.protocols.share.gates.judged import Blinding, factor_bits, odd_inverse
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.ring.streams import Stream
 

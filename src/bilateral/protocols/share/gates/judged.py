@@ -1,23 +1,23 @@
-"""The positive part of a shared number, with the querying party as the judge who must not know what it judges.
+"""The positive part of a shared number, with the dealer as the judge who must not know what it judges.
 
-The answering party and the server hold shares of t, |t| < 2^b, and draw from the seed they share, for each element,
-an odd factor `k`, an offset `e` with 0 < e < k, a sign `s`, and for each sample an order of its elements.
+The first and the second party hold shares of t, |t| < 2^b, and draw from the seed they share, for each element, an odd
+factor `k`, an offset `e` with 0 < e < k, a sign `s`, and for each sample an order of its elements.
 
-1. answering party -> server: s * (k * t0 + e) + mask, reordered. The mask comes from its seed with the querying party.
-2. server -> querying party: the same plus s * k * t1. Without the mask that is  u = s * (k * t + e).
-3. querying party -> server: shares of g = [u > 0] and of g * u; the answering party's come from their common seed.
+1. first -> second: s * (k * t0 + e) + mask, reordered. The mask comes from the first party's seed with the dealer.
+2. second -> dealer: the same plus s * k * t1. Without the mask that is  u = s * (k * t + e).
+3. dealer -> second: shares of g = [u > 0] and of g * u; the first party's come from its seed with the dealer.
 4. Both divide by k (odd, so invertible modulo 2^64):  g * t = (s * g * u - e * g) / k.  If s = 1, g says that t >= 0,
    and this is the positive part; if s = -1, g says that t < 0, and t - g * t is. All of it is linear: no message.
 
 Since 0 < e < k, the sign of k * t + e is that of t, with zero counted as positive: no special case, no wrong answer.
 
-Guarantee (`test_querier_sees_nothing_of_the_sign`): u has the same distribution for t and for -t - 1, so the querying
-party's view says nothing of the sign, hence nothing of which neurons are active. What it still sees is a blinded
-*size*: log2 |u| = log2 |t| + log2 k, with log2 k spread smoothly over ten octaves, in an order that it does not know
-(ledger, line 5).
+Guarantee (`test_querier_sees_nothing_of_the_sign`): u has the same distribution for t and for -t - 1, so the dealer's
+view says nothing of the sign, hence nothing of which neurons are active. What it still sees is a blinded *size*:
+log2 |u| = log2 |t| + log2 k, with log2 k spread smoothly over ten octaves, in an order that it does not know (ledger,
+line 5).
 
-`PUBLISHED` is P4's: a positive factor, no sign, no reordering. The querying party sees the sign of every activation
-in its place, and because 2u - 1 = k * (2t + 1) it can factor. It is there for the audit.
+`PUBLISHED` is P4's: a positive factor, no sign, no reordering. The dealer (P4's querying party) sees the sign of every
+activation in its place, and because 2u - 1 = k * (2t + 1) it can factor. It is there for the audit.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import Tensor
 from bilateral.protocols.share.circuit.description import VALUE_BITS
 from bilateral.protocols.share.gates.arrays import fused, rows, words
 from bilateral.protocols.share.gates.shuffling import random_orders
+from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
 from bilateral.protocols.share.ring.streams import Stream
 
 CUBIC: Final = (744261118, 244180718, 85299982)
@@ -41,26 +42,6 @@ through: u / k has few candidates then. At 20 fraction bits factors are 2^20 to 
 _MAX_FACTOR_BITS: Final = 31
 PRODUCT_BITS: Final = 62
 """A compared number times its factor is below 2^this in size."""
-
-
-@dataclass(frozen=True)
-class ComparisonStyle:
-    """How numbers are blinded before the querying party sees them."""
-
-    name: str
-    flips: bool
-    """A random sign an element."""
-    reorders: bool
-    """A random order of the elements of a sample."""
-    is_logarithmic: bool
-    """Factors spread smoothly over octaves; otherwise uniform."""
-    random_offset: bool
-    """An offset anywhere between zero and the factor; otherwise in the middle."""
-
-
-HARDENED: Final = ComparisonStyle("hardened", True, True, True, True)
-PUBLISHED: Final = ComparisonStyle("published", False, False, False, False)
-STYLES: Final = {style.name: style for style in (HARDENED, PUBLISHED)}
 
 
 def factor_bits(fraction_bits: int) -> int:

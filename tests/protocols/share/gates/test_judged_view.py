@@ -12,7 +12,7 @@ from scipy import stats
 from tests.protocols.share.harness import compared, generator
 from tests.protocols.share.statistics import LEVEL, assert_same_distribution, differential_entropy
 
-from bilateral.protocols.share.gates.comparison import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 
 SIZES = [0, 1, 2, 37, 2**10, 2**20 - 1, 2**20, 123_456_789, 2**31, 2**32 - 1]
 COUNT = 20_000

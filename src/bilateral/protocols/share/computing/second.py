@@ -1,0 +1,128 @@
+"""The second party's half of a circuit: it holds the other share of every value, and the weights under masks.
+
+What it needs of the dealer comes before the values do (`multiply`, `combine`): its share of every linear layer's output
+is (W + A) b - c, and does not depend on any value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bilateral.protocols.share.circuit.description import Circuit, Linear
+from bilateral.protocols.share.circuit.walk import Walk, walk
+from bilateral.protocols.share.computing.dealer import Dealt, expect_dealt
+from bilateral.protocols.share.computing.first import Batch
+from bilateral.protocols.share.gates import sealed, truncation
+from bilateral.protocols.share.gates.judged import Blinding
+from bilateral.protocols.share.gates.styles import ComparisonStyle
+from bilateral.protocols.share.gates.talk import Hear, Judge, Tell, Work
+from bilateral.protocols.share.ring.arithmetic import LinearMap
+from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
+from bilateral.protocols.share.ring.streams import Stream
+
+
+@dataclass(frozen=True, repr=False)
+class SecondSeeds:
+    """What the second party has in common with each of the others."""
+
+    with_dealer: bytes
+    with_first: bytes
+
+
+@dataclass(repr=False)
+class _Layer:
+    """What it knows of a linear layer's output before the values come; the last two are dealt to it."""
+
+    share: Tensor
+    beta: Tensor
+    product: Tensor | None = None
+    epsilon: Tensor | None = None
+
+
+_SPENT = _Layer(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.uint8))
+"""In place of a layer whose share was used: a batch frees its memory as it goes."""
+
+
+class SecondParty:
+    """One batch: the second party's `Arithmetic`. `dealer` is named in errors."""
+
+    def __init__(
+        self,
+        circuit: Circuit,
+        maps: Sequence[LinearMap],
+        style: ComparisonStyle,
+        seeds: SecondSeeds,
+        batch: Batch,
+        dealer: str,
+        device: torch.device | None = None,
+    ) -> None:
+        self._circuit, self._maps, self._style, self._batch, self._dealer = circuit, maps, style, batch, dealer
+        self._device = device
+        named = batch.index, batch.size, device
+        self._linear = Stream(seeds.with_dealer, "linear", *named)
+        self._comparison = Stream(seeds.with_dealer, "comparison", *named)
+        self._rounding = Stream(seeds.with_first, "rounding", *named)
+        self._blindings = Stream(seeds.with_first, "comparison", *named)
+        self._layers: list[_Layer] = []
+        self._input_masks: dict[int, Tensor] = {}
+        self._tables: list[tuple[Tensor, Tensor]] = []
+
+    def multiply(self) -> None:
+        """Masked weights times input masks: the longest work, done while the dealer does as much."""
+        for step, apply in zip(self._circuit.linear_steps, self._maps, strict=True):
+            (source,) = step.sources
+            if source not in self._input_masks:
+                self._input_masks[source] = self._linear.words(self._batch.size, *self._circuit.values[source].shape)
+            product = apply(self._input_masks[source])
+            self._layers.append(_Layer(product, self._linear.packed_bits(product.numel())))
+
+    def combine(self, dealt: Dealt) -> tuple[Tensor, ...]:
+        """After `multiply`: its share of every linear layer's output. Returns what the first party hears first."""
+        expect_dealt(self._dealer, dealt, self._circuit, self._style, self._batch.size)
+        told = []
+        for layer, product, carries in zip(self._layers, dealt.products, dealt.carries, strict=True):
+            shape, device = tuple(layer.share.shape), layer.share.device
+            # Shared anew: else the dealer could tell from its own masks how this share was rounded.
+            dealt_anew = self._rounding.words(*shape) + product.to(device)
+            layer.share, layer.epsilon = truncation.start_second(layer.share, dealt_anew, layer.beta)
+            layer.product = carries.to(device)
+            told.append(to_words(layer.epsilon).cpu())
+        tables = [part.to(self._device) if self._device else part for part in dealt.comparisons]
+        self._tables = list(zip(tables[::2], tables[1::2], strict=True))[::-1]
+        return tuple(told)
+
+    def evaluate(self, x: Tensor) -> Work[Tensor]:
+        """The circuit on its share `x` of the input: a share of the output."""
+        return (yield from walk(self._circuit, x, self))
+
+    def linear(self, index: int, step: Linear, source: int, x: Tensor) -> Walk:
+        del step
+        layer = self._layers[index]
+        if source in self._input_masks:
+            yield Tell(x - self._input_masks.pop(source))
+        assert layer.product is not None and layer.epsilon is not None, "dealt before"
+        count = layer.share.numel()
+        delta = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
+        shift = self._circuit.values[source].fraction_bits
+        share = truncation.finish_second(layer.share, shift, layer.beta, layer.product, delta, layer.epsilon)
+        self._layers[index] = _SPENT
+        return share
+
+    def positive_part(self, x: Tensor, fraction_bits: int) -> Walk:
+        if self._style.is_judged:
+            return (yield from self._judged(x, fraction_bits))
+        width = sealed.Width.of(x.numel(), self._circuit.value_bits, fraction_bits)
+        part = sealed.second_part(self._comparison, self._tables.pop(), width)
+        compared = yield from sealed.compare(x, part, width, is_first=False)
+        return compared.positive_part().reshape(x.shape)
+
+    def _judged(self, x: Tensor, fraction_bits: int) -> Walk:
+        flat = x.reshape(len(x), -1)
+        received = yield Hear("blinded numbers", tuple(flat.shape))
+        blinding = Blinding.draw(self._blindings, (flat.shape[0], flat.shape[1]), fraction_bits, self._style)
+        product, bit = yield Judge(blinding.blind_second(flat, received))
+        return blinding.select(flat, product, bit).reshape(x.shape)
