@@ -188,7 +188,7 @@ def compare(x: Tensor, own: Correlation, width: Width, *, is_first: bool) -> Wor
 
 @dataclass(frozen=True, repr=False)
 class BitProduct:
-    """One party's part of what `times_bit` uses up: shares of a mask s, and of s beta for an earlier comparison's beta."""
+    """One party's part of what `times_bit` uses up: shares of a mask s, and of s beta (an earlier comparison's)."""
 
     s: Tensor
     s_beta: Tensor

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
+from typing import Final
 
-_ASSUMPTION = (
+from bilateral.protocols.guarantee import Claim, Guarantee, Leak
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, HARDENED, SEALED, ComparisonStyle
+
+_ASSUMPTION: Final = (
     "all three parties follow the protocol, no two of them collude, identity keys are pinned, and nobody breaks X25519 "
     "(a quantum computer would, years later too, from recorded messages)"
 )
+_SIZES: Final = Leak(
+    "sizes of compared numbers, blurred and in random order; many chosen queries sharpen them", "querying client", 5
+)
+_SIGNS: Final = Leak(
+    "the sign and the blinded size of every activation, in its place, and with them single answers",
+    "querying client",
+    5,
+)
 
 
-def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarantee:
+def guarantee(num_answerers: int, style: ComparisonStyle = DEFAULT_STYLE) -> Guarantee:
     """Of queries that `num_answerers` clients answer.
 
-    The published comparison shows signs, which tell single answers apart under one sum: our audit refutes that claim.
+    Sealed comparisons show nobody anything. Hardened ones show sizes; the published ones signs, which tell single
+    answers apart under one sum: our audit refutes that claim for them.
     """
     claims = [
         Claim("shared prediction, server", "queries, weights, activations and logits", "server", _ASSUMPTION),
         Claim(
             "shared prediction, answering party", "queries, activations and logits", "answering clients", _ASSUMPTION
         ),
-        Claim("signs of activations", "signs of activations and where they are", "querying client", _ASSUMPTION),
     ]
-    if num_answerers > 1:
-        beyond = "each answerer's logits, beyond what their sum and the sizes of line 5 tell"
-        claims.append(Claim("single answers", beyond, "querying client", _ASSUMPTION))
     leaks = [
         Leak("the architecture of every network, and who asks whom how often", "all three", 13),
         Leak(
@@ -34,16 +41,20 @@ def guarantee(num_answerers: int, style: ComparisonStyle = HARDENED) -> Guarante
             14,
         ),
     ]
-    if style is HARDENED:
-        leaks.insert(
-            0,
-            Leak(
-                "sizes of compared numbers, blurred and in random order; many chosen queries sharpen them",
-                "querying client",
-                5,
-            ),
-        )
+    if style is SEALED:
+        hidden = "activations: signs, sizes, zeros and places; weights beyond what the sum of the logits tells"
+        claims.append(Claim("activations", hidden, "querying client", _ASSUMPTION))
+        if num_answerers > 1:
+            claims.append(_single("each answerer's logits, beyond what their sum tells"))
         return Guarantee("secret-shared prediction", tuple(claims), tuple(leaks))
-    shown = "the sign and the blinded size of every activation, in its place, and with them single answers"
-    leaks.insert(0, Leak(shown, "querying client", 5))
-    return Guarantee("secret-shared prediction, as published", tuple(claims[:2]), tuple(leaks))
+    if style is HARDENED:
+        hidden = "signs of activations and where they are"
+        claims.append(Claim("signs of activations", hidden, "querying client", _ASSUMPTION))
+        if num_answerers > 1:
+            claims.append(_single("each answerer's logits, beyond what their sum and the sizes of line 5 tell"))
+        return Guarantee("secret-shared prediction, judged comparisons", tuple(claims), (_SIZES, *leaks))
+    return Guarantee("secret-shared prediction, as published", tuple(claims), (_SIGNS, *leaks))
+
+
+def _single(hidden: str) -> Claim:
+    return Claim("single answers", hidden, "querying client", _ASSUMPTION)

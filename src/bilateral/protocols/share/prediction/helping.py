@@ -196,7 +196,8 @@ class HelpingBatch:
 
     def _work(self, share: Tensor) -> Work[Tensor]:
         own = yield from self.party.evaluate(share)
-        return own + (yield Hear("output", tuple(own.shape)))
+        output: Tensor = yield Hear("output", tuple(own.shape))
+        return own + output
 
     def _check(self, turn: AnswererTurn) -> None:
         if turn.number != self._number:

@@ -4,10 +4,12 @@
 drives: it opens sessions, prepares batches and sums the logits of several answering parties, over any
 `Transport`.
 
-Guarantee, against parties that are curious, follow the protocol and do not collude (docs/leakage-ledger.md, line 5,
-has what is left): the server learns sizes and circuits; an answering party learns that it was asked, and how often;
-the querying party learns the circuits, blinded sizes of compared numbers in random order, and the *sum* of the
-logits.
+The answering client is the first computing party, the server the second, and the querying client the dealer.
+
+Guarantee, against parties that are curious, follow the protocol and do not collude: the server learns sizes and
+circuits; an answering party learns that it was asked, and how often; the querying party learns the circuits and the
+*sum* of the logits. With `hardened` comparisons it also learns blurred sizes of compared numbers, in random order, and
+with `published` ones every sign (docs/leakage-ledger.md, line 5).
 """
 
 from __future__ import annotations
