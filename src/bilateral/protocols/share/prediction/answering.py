@@ -8,14 +8,19 @@ import torch
 
 from bilateral.errors import ProtocolError
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.computing.first import Batch, FirstParty, FirstSeeds, masked_weights
-from bilateral.protocols.share.gates.expected import expect_count
+from bilateral.protocols.share.computing.first import (
+    Batch,
+    FirstParty,
+    FirstSeeds,
+    expect_batch,
+    masked_weights,
+)
+from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.gates.talk import Speaker, Tell, Work
 from bilateral.protocols.share.prediction.messages import AnswererTurn, Carries, MaskedModel, ServerTurn
+from bilateral.protocols.share.ring.packing import num_words
 from bilateral.protocols.share.ring.streams import Stream
-
-_MAX_VALUES = 1 << 30
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,13 +60,14 @@ class AnsweringSession:
                 remedy="Masks are used once: every batch needs a new index.",
             )
         circuit = self._model.circuit
-        if not 1 <= message.batch_size * max(value.size for value in circuit.values) <= _MAX_VALUES:
-            raise ProtocolError(f"{self._sender} began a batch of {message.batch_size} queries.")
+        expect_batch(self._sender, circuit, message.batch_size)
         expect_count(self._sender, "bits", len(message.bits), len(circuit.linear_steps))
+        for bits, value in zip(message.bits, circuit.linear_values, strict=True):  # before anything is made for them
+            expect_tensor(self._sender, "bits", bits, (num_words(message.batch_size * value.size),), torch.int64)
+        self._last_batch = message.batch_index
         batch = Batch(message.batch_index, message.batch_size)
         opened = _Open(Speaker(self._work(batch), self._sender, self._device))
-        opened.speaker.hear(message.bits)
-        self._last_batch = message.batch_index
+        opened.speaker.hear(message.bits, must_lead=False)
         return self._turn(batch.index, opened)
 
     def _work(self, batch: Batch) -> Work[None]:
