@@ -14,8 +14,10 @@ with `published` ones every sign (docs/leakage-ledger.md, line 5).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,8 +53,9 @@ from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16
 _VALUES_OF_A_BATCH: Final = 1 << 17
-_VALUES_AT_ONCE: Final = 1 << 25
-"""Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
+_VALUES_AT_ONCE: Final = 1 << 24
+"""Of the queries that are prepared together. Their correlations are in memory, some 50 bytes a value, and those of the
+next ones too."""
 _S = TypeVar("_S")
 
 
@@ -269,10 +272,28 @@ class PredictionServer:
 
     def predict(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
         """The querying party's next queries: it gets the sum of all answering parties' logits for each of them."""
+        self.answer_all(self.asking(sessions, num_queries))
+
+    def asking(self, sessions: Sequence[HelpingSession], num_queries: int) -> Asking:
+        """So many queries that one client has, or will have. Nothing is dealt for them yet."""
         size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
-        for count in _parts(num_queries, max(1, _VALUES_AT_ONCE // size)):
-            self.answer(self.prepare(sessions, count))
-            self._on_answered(count)
+        return Asking(tuple(sessions), deque(_parts(num_queries, max(1, _VALUES_AT_ONCE // size))))
+
+    def answer_all(self, asking: Asking, following: Asking | None = None) -> None:
+        """Answer all these queries. While a part of them is computed, the next part is dealt for, or the first of
+        those that follow: whoever asks them has nothing else to do."""
+        if asking.dealt is None and asking.waiting:
+            asking.deal(run_together(asking.programs(), self._transport, self.traffic))
+        while asking.dealt is not None:
+            part, asking.dealt = asking.dealt, None
+            ahead = asking if asking.waiting else following
+            dealing = ahead.programs() if ahead and ahead.dealt is None and ahead.waiting else []
+            online: list[Program[Any]] = [batch.answer() for bundle in part for batch in bundle]
+            done = run_together([*online, *dealing], self._transport, self.traffic)
+            if ahead and dealing:
+                ahead.deal(done[len(online) :])
+            self._deliver(part, done[: len(online)])
+            self._on_answered(sum(bundle[0].size for bundle in part))
 
     def close(self, sessions: Sequence[HelpingSession]) -> None:
         """Let both clients forget these sessions."""
@@ -282,16 +303,43 @@ class PredictionServer:
         """Offline, for so many queries: batches, each with a part for every session."""
         sizes = _parts(num_queries, batch_size([session.circuit for session in sessions]))
         programs = [session.prepare(size) for size in sizes for session in sessions]
-        prepared = run_together(programs, self._transport, self.traffic)
-        return [prepared[start : start + len(sessions)] for start in range(0, len(prepared), len(sessions))]
+        return in_bundles(run_together(programs, self._transport, self.traffic), len(sessions))
 
     def answer(self, batches: Sequence[Sequence[HelpingBatch]]) -> None:
         """Online: answer the prepared batches, and tell the querying party the sums."""
-        shares = iter(
-            run_together([part.answer() for batch in batches for part in batch], self._transport, self.traffic)
-        )
-        sums = [_deliver(batch, [next(shares) for _ in batch]) for batch in batches]
+        programs = [part.answer() for batch in batches for part in batch]
+        self._deliver(batches, run_together(programs, self._transport, self.traffic))
+
+    def _deliver(self, batches: Sequence[Sequence[HelpingBatch]], shares: Sequence[Tensor]) -> None:
+        left = iter(shares)
+        sums = [_deliver(batch, [next(left) for _ in batch]) for batch in batches]
         run_together(sums, self._transport, self.traffic)
+
+
+@dataclass(repr=False)
+class Asking:
+    """What one client asks of all who answer it, in parts."""
+
+    sessions: tuple[HelpingSession, ...]
+    waiting: deque[int]
+    """Sizes of the parts that are not dealt for."""
+    dealt: list[list[HelpingBatch]] | None = None
+    """The part that comes next: batches, each with one for every session."""
+
+    def programs(self) -> list[Program[HelpingBatch]]:
+        """The dealing for the first waiting part."""
+        sizes = _parts(self.waiting[0], batch_size([session.circuit for session in self.sessions]))
+        return [session.prepare(size) for size in sizes for session in self.sessions]
+
+    def deal(self, prepared: Sequence[HelpingBatch]) -> None:
+        """What these programs gave."""
+        self.waiting.popleft()
+        self.dealt = in_bundles(prepared, len(self.sessions))
+
+
+def in_bundles(batches: Sequence[HelpingBatch], num_sessions: int) -> list[list[HelpingBatch]]:
+    """One batch of every session goes together: the same queries."""
+    return [list(batches[start : start + num_sessions]) for start in range(0, len(batches), num_sessions)]
 
 
 def _deliver(batch: Sequence[HelpingBatch], shares: Sequence[Tensor]) -> Program[None]:
