@@ -16,6 +16,13 @@ def fused() -> ModuleType:
     return fused_kernels
 
 
+def planes_fused() -> ModuleType:
+    """The compiled loops over planes of bits, as late."""
+    from bilateral.protocols.share.gates import plane_kernels  # noqa: PLC0415
+
+    return plane_kernels
+
+
 def words(tensor: Tensor) -> Any:
     """Ring elements, flat; the same memory. What is written to must be contiguous."""
     return tensor.contiguous().reshape(-1).numpy().view(np.uint64)
