@@ -114,6 +114,10 @@ def test_selection(seed, count, is_first):
     bits = uniform(generator, num_words(count))
     found = planes.select(y, bits, beta, r_beta, r, is_first)
     assert torch.equal(found, planes.select_by_tensors(y, bits, beta, r_beta, r, is_first))
+    for place in range(4):
+        given_up = [y.clone(), beta.clone(), r_beta.clone(), r.clone()]
+        planes.select(given_up[0], bits, *given_up[1:], is_first, out=given_up[place])
+        assert torch.equal(given_up[place], found)
     for i in range(count):
         base = int(y[i]) * int(beta[i]) - int(r_beta[i])
         true = (int(y[i]) if is_first else 0) - int(r[i]) - base if bit(bits, i) else base

@@ -24,7 +24,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.gates.arrays import planes_fused
+from bilateral.protocols.share.gates.arrays import planes_fused, rows
 
 DIGIT_BITS: Final = 4
 ENTRIES: Final = 15
@@ -167,13 +167,16 @@ def to_planes(x: Tensor, num_planes: int) -> Tensor:
     """Bits 0 to num_planes - 1 of the numbers (n,), as (num_planes, words); unused bits are zero."""
     if x.device.type == "cpu":
         found = x.new_empty(num_planes, num_words(len(x)))
-        planes_fused().to_planes(x.numpy(), found.numpy())
+        planes_fused().to_planes(rows(x), rows(found))
         return found
     return planes_by_tensors(x, num_planes)
 
 
 def thermometers(planes: Tensor, share: Tensor, out: Tensor | None = None) -> Tensor:
-    """The dealer: [digit_j(r) > v] xor share[15 * j + v], by the planes of r. `out` may be `share`."""
+    """The dealer: [digit_j(r) > v] xor share[15 * j + v], by the planes of r.
+
+    `out` may be `share`, which is twice as fast: memory that nobody has touched yet is slow.
+    """
     if share.device.type == "cpu":
         found = torch.empty_like(share) if out is None else out
         planes_fused().thermometers(planes.numpy(), share.numpy(), found.numpy())
@@ -193,10 +196,21 @@ def look_up(tables: Tensor, planes: Tensor, is_first: bool) -> Tensor:
     return look_up_by_tensors(tables, planes, is_first)
 
 
-def select(y: Tensor, bits: Tensor, beta: Tensor, r_beta: Tensor, r: Tensor, is_first: bool) -> Tensor:
-    """A party: its share of (y - r) * (m xor beta), for the plane m = `bits`, by its shares of beta, r * beta and r."""
+def select(
+    y: Tensor,
+    bits: Tensor,
+    beta: Tensor,
+    r_beta: Tensor,
+    r: Tensor,
+    is_first: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A party: its share of (y - r) * (m xor beta), for the plane m = `bits`, by its shares of beta, r * beta and r.
+
+    `out` may be one of the numbers, which is twice as fast.
+    """
     if y.device.type == "cpu":
-        found = torch.empty_like(y)
+        found = torch.empty_like(y) if out is None else out
         planes_fused().select(
             y.numpy(), bits.numpy(), beta.numpy(), r_beta.numpy(), r.numpy(), -1 if is_first else 0, found.numpy()
         )
