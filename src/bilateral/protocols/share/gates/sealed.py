@@ -28,6 +28,7 @@ Outside of |x| < 2^k the answer is wrong, and nobody notices: who owns weights a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -54,7 +55,7 @@ class Width:
         """For numbers below 2^value_bits in size, with so many fraction bits."""
         return cls(count, -(-(value_bits + fraction_bits) // DIGIT_BITS))
 
-    @property
+    @cached_property
     def words(self) -> int:
         return planes.num_words(self.count)
 
@@ -66,11 +67,11 @@ class Width:
     def num_tables(self) -> int:
         return ENTRIES * self.digits
 
-    @property
+    @cached_property
     def num_masks(self) -> int:
         return sum(level.num_opened for level in planes.levels(self.digits))
 
-    @property
+    @cached_property
     def num_products(self) -> int:
         return sum(level.num_products for level in planes.levels(self.digits))
 
@@ -118,11 +119,10 @@ def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor,
     blind, masks = first.blind ^ own[0], first.masks ^ own[1:]
     r_planes = planes.to_planes(r, width.sign_bit + 1)
     bits = torch.empty(width.dealt_shapes[0], dtype=torch.int64, device=r.device)
-    bits[: width.num_tables] = planes.thermometers(r_planes, first.tables)
+    planes.thermometers(r_planes, first.tables, out=bits[: width.num_tables])
     torch.bitwise_xor(r_planes[width.sign_bit], first.top, out=bits[width.num_tables])
     bits[width.num_tables + 1 :] = _true_products(width, masks) ^ first.products
-    beta, r_beta = planes.deal_selection(blind, r, first.beta, first.r_beta)
-    return bits, torch.stack((beta, r_beta))
+    return bits, planes.deal_selection(blind, r, first.beta, first.r_beta)
 
 
 def _planes(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
