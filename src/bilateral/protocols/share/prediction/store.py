@@ -113,7 +113,7 @@ class CorrelationStore:
                 remedy=_ANEW,
             )
         try:
-            (folder / f"{index}{_USED}").open("xb").close()
+            _mark(folder / f"{index}{_USED}")
         except FileExistsError:
             raise ProtocolError(f"Batch {index} of this session was used before.", remedy=_ANEW) from None
         _sync(folder)
@@ -129,7 +129,7 @@ class CorrelationStore:
     def use_up(self, session_id: bytes, index: int) -> None:
         """A batch that is used at once, and never put here: its index is taken."""
         folder = self._folder(session_id)
-        (folder / f"{index}{_USED}").open("xb").close()
+        _mark(folder / f"{index}{_USED}")
         _sync(folder)
 
     def waiting(self, session_id: bytes) -> list[int]:
@@ -211,6 +211,11 @@ class Kept:
 
     def use_up(self, index: int) -> None:
         self.store.use_up(self.session_id, index)
+
+
+def _mark(path: Path) -> None:
+    """Whoever makes this file first has it; `FileExistsError` for all others."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _sync(folder: Path) -> None:
