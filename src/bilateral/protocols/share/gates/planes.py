@@ -167,7 +167,7 @@ def products_by_tensors(level: Level, masks: Tensor) -> Tensor:
 
 def to_planes(x: Tensor, num_planes: int) -> Tensor:
     """Bits 0 to num_planes - 1 of the numbers (n,), as (num_planes, words); unused bits are zero."""
-    if x.device.type == "cpu":
+    if x.is_cpu:
         found = x.new_empty(num_planes, num_words(len(x)))
         planes_fused().to_planes(rows(x), rows(found))
         return found
@@ -179,11 +179,12 @@ def thermometers(planes: Tensor, share: Tensor, out: Tensor | None = None) -> Te
 
     `out` may be `share`, which is twice as fast: memory that nobody has touched yet is slow.
     """
-    if share.device.type == "cpu":
+    if share.is_cpu:
         found = torch.empty_like(share) if out is None else out
         planes_fused().thermometers(planes.numpy(), share.numpy(), found.numpy())
         return found
-    return thermometers_by_tensors(planes, share)
+    found = thermometers_by_tensors(planes, share)
+    return found if out is None else out.copy_(found)
 
 
 def look_up(tables: Tensor, planes: Tensor, is_first: bool) -> Tensor:
@@ -191,7 +192,7 @@ def look_up(tables: Tensor, planes: Tensor, is_first: bool) -> Tensor:
 
     `tables`: its share of the thermometers of r.
     """
-    if tables.device.type == "cpu":
+    if tables.is_cpu:
         found = tables.new_empty(2 * (len(tables) // ENTRIES), tables.shape[1])
         planes_fused().look_up(tables.numpy(), planes.numpy(), -1 if is_first else 0, found.numpy())
         return found
@@ -211,18 +212,19 @@ def select(
 
     `out` may be one of the numbers, which is twice as fast.
     """
-    if y.device.type == "cpu":
+    if y.is_cpu:
         found = torch.empty_like(y) if out is None else out
         planes_fused().select(
             y.numpy(), bits.numpy(), beta.numpy(), r_beta.numpy(), r.numpy(), -1 if is_first else 0, found.numpy()
         )
         return found
-    return select_by_tensors(y, bits, beta, r_beta, r, is_first)
+    found = select_by_tensors(y, bits, beta, r_beta, r, is_first)
+    return found if out is None else out.copy_(found)
 
 
 def mask_level(level: Level, lt: Tensor, eq: Tensor, masks: Tensor) -> Tensor:
     """A party: its shares under its shares of the masks, in the order of `Level`. Row 0 of `eq` is never looked at."""
-    if lt.device.type == "cpu":
+    if lt.is_cpu:
         found = torch.empty_like(masks)
         planes_fused().mask_level(lt.numpy(), eq.numpy(), masks.numpy(), found.numpy())
         return found
@@ -236,7 +238,7 @@ def join_level(
 
     `opened`: the xor of what both parties opened. `masks`, `products`: its shares.
     """
-    if lt.device.type == "cpu":
+    if lt.is_cpu:
         found = lt.new_empty(2 * level.num_next, lt.shape[1])
         planes_fused().join_level(
             lt.numpy(), eq.numpy(), opened.numpy(), masks.numpy(), products.numpy(),
@@ -248,7 +250,7 @@ def join_level(
 
 def products_of(level: Level, masks: Tensor) -> Tensor:
     """The dealer: the products of a level, of the masks themselves (not of a share)."""
-    if masks.device.type == "cpu":
+    if masks.is_cpu:
         found = masks.new_empty(level.num_products, masks.shape[1])
         planes_fused().products_of(masks.numpy(), found.numpy())
         return found
