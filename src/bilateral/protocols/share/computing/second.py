@@ -175,8 +175,7 @@ class SecondParty:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._circuit.value_bits, fraction_bits)
         part = sealed.second_part(self._comparison, self._tables.pop(), width)
-        compared = yield from sealed.compare(x, part, width, is_first=False)
-        return compared.positive_part().reshape(x.shape)
+        return (yield from sealed.positive_part(x, part, width, is_first=False))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:
         flat = x.reshape(len(x), -1)
