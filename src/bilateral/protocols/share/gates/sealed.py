@@ -103,15 +103,16 @@ def first_part(with_dealer: Stream, width: Width) -> Correlation:
 
 def second_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
     """The second party's, from its seed with the dealer and from what was dealt."""
-    r = with_dealer.words(width.count)
-    return _correlation(width, r, dealt[0], with_dealer.words(1 + width.num_masks, width.words), dealt[1])
+    r, own = _drawn_by_second(with_dealer, width)
+    return _correlation(width, r, dealt[0], own, dealt[1])
 
 
 def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor]:
     """The dealer: what the second party is sent (`Width.dealt_shapes`), uniform to it whatever r and beta are."""
     r, bits, firsts, selection = _drawn_by_first(with_first, width)
-    r += with_second.words(width.count)
-    own = firsts ^ with_second.words(1 + width.num_masks, width.words)
+    r_second, seconds = _drawn_by_second(with_second, width)
+    r += r_second
+    own = firsts ^ seconds
     r_planes, tables = planes.to_planes(r, width.sign_bit + 1), width.num_tables
     # In place: what the first party draws for itself becomes what is left for the second.
     planes.thermometers(r_planes, bits[:tables], out=bits[:tables])
@@ -122,9 +123,18 @@ def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor,
 
 def _drawn_by_first(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """r; planes in the places of those that are dealt to the second party; its own bit and masks; the selection."""
-    r, count = stream.words(width.count), width.dealt_shapes[0][0]
-    drawn = stream.words(count + 1 + width.num_masks, width.words)
-    return r, drawn[:count], drawn[count:], stream.words(_SELECTION_WORDS, width.count)
+    count, words, num_dealt = width.count, width.words, width.dealt_shapes[0][0]
+    num_planes = num_dealt + 1 + width.num_masks
+    drawn = stream.words((1 + _SELECTION_WORDS) * count + num_planes * words)
+    r, rest = drawn[:count], drawn[count:]
+    bits, selection = rest[: num_planes * words].view(-1, words), rest[num_planes * words :].view(-1, count)
+    return r, bits[:num_dealt], bits[num_dealt:], selection
+
+
+def _drawn_by_second(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
+    """r; its own bit and masks."""
+    drawn = stream.words(width.count + (1 + width.num_masks) * width.words)
+    return drawn[: width.count], drawn[width.count :].view(-1, width.words)
 
 
 def _correlation(width: Width, r: Tensor, dealt: Tensor, own: Tensor, selection: Tensor) -> Correlation:
@@ -213,8 +223,7 @@ def deal_bit_product(with_first: Stream, with_second: Stream, beta: Tensor) -> T
 def beta_of(with_first: Stream, with_second: Stream, width: Width) -> Tensor:
     """The dealer: the betas of a comparison, from streams that stand where its dealing began."""
     _, _, own, _ = _drawn_by_first(with_first, width)
-    with_second.words(width.count)
-    return planes.spread(own[0] ^ with_second.words(1 + width.num_masks, width.words)[0], width.count)
+    return planes.spread(own[0] ^ _drawn_by_second(with_second, width)[1][0], width.count)
 
 
 def times_bit(value: Tensor, compared: Compared, own: BitProduct) -> Work[Tensor]:
