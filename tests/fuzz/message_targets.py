@@ -91,7 +91,7 @@ def _circuits() -> tuple[bytes, ...]:
 def _circuit(data: bytes) -> None:
     """A circuit as another party describes it, and the figures that are computed from it before anything is asked."""
     circuit = Circuit.from_json(data.decode("utf-8", "replace"), SENDER)
-    assert circuit.comparison_sizes is not None and circuit.last_uses is not None
+    assert circuit.comparisons is not None and circuit.last_uses is not None
     assert Circuit.from_json(circuit.to_json(), SENDER) == circuit
 
 

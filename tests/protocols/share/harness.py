@@ -14,7 +14,7 @@ from bilateral.protocols.mask.keys import Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.gates.judged import Blinding, judge
-from bilateral.protocols.share.gates.styles import HARDENED
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, HARDENED
 from bilateral.protocols.share.prediction.messages import FROM_ANSWERER, FROM_QUERIER, TO_ANSWERER, TO_QUERIER
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
@@ -43,7 +43,7 @@ def key_rings(names=NAMES, seed=0):
     return rings
 
 
-def session_seed(secret, session_id, querier, answerer, circuit, style=HARDENED):
+def session_seed(secret, session_id, querier, answerer, circuit, style=DEFAULT_STYLE):
     """The seed of a pair, as whoever knows its secret derives it."""
     return SessionAgreement(session_id, querier, answerer, circuit.to_json(), style.name).seed(secret)
 
@@ -70,7 +70,7 @@ class Group:
     """Parties with agreed keys. `seed` fixes all of their secrets; `tamper` may change what a client replies."""
 
     seed: int = 0
-    style: object = HARDENED
+    style: object = DEFAULT_STYLE
     device: torch.device | None = None
     names: tuple[str, ...] = NAMES
     log: list[Exchange] = field(default_factory=list)
@@ -167,7 +167,7 @@ def uniform_words(shape, seed):
 
 
 def compared(t, fraction_bits, style=HARDENED, seed=0):
-    """One comparison of `t` (batch, size) by three parties: (u as the querying party sees it, positive part)."""
+    """One judged comparison of `t` (batch, size) by three parties: (u as the querying party sees it, positive part)."""
     secret = seed.to_bytes(8, "little") * 4
     first = uniform_words(t.shape, seed)
     second = t - first

@@ -28,6 +28,8 @@ from bilateral.protocols.share.circuit.description import (
     Relu,
     Reshape,
 )
+from bilateral.protocols.share.computing.dealer import widths
+from bilateral.protocols.share.gates.styles import SEALED
 from bilateral.protocols.share.prediction.messages import SessionNotice
 
 quick = settings(max_examples=100, deadline=None)
@@ -38,6 +40,9 @@ scalars = st.one_of(
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
 )
+
+STATED = {"largest_input": 1, "value_bits": 12}
+"""What a circuit says beside its shapes."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_circuits_come_back_from_json_as_they_were(name):
     again = Circuit.from_json(circuit.to_json(), "anna")
     assert again == circuit
     assert again.values == circuit.values
-    assert again.comparison_sizes == circuit.comparison_sizes
+    assert again.comparisons == circuit.comparisons
 
 
 def test_a_circuit_says_nothing_of_the_weights():
@@ -131,7 +136,7 @@ def test_circuits_with_one_part_replaced_are_refused_or_sound(honest, data):
 @quick
 def test_steps_put_together_at_random_are_refused_or_sound(steps):
     try:
-        circuit = Circuit.from_json(json.dumps({"input_shape": [2, 5, 5], "largest_input": 1, "steps": steps}), "anna")
+        circuit = Circuit.from_json(json.dumps({"input_shape": [2, 5, 5], **STATED, "steps": steps}), "anna")
     except MalformedMessageError:
         return
     assert all(min(value.shape) >= 1 for value in circuit.values)
@@ -163,7 +168,7 @@ def test_circuits_whose_shapes_do_not_agree_are_refused(what):
     with pytest.raises(ModelError):
         Circuit(shape, steps)
     described = [{"kind": step.kind, **vars(step)} for step in steps]
-    refused(json.dumps({"input_shape": shape, "largest_input": 1, "steps": described}))
+    refused(json.dumps({"input_shape": shape, **STATED, "steps": described}))
 
 
 def doubling(count, last=0):
@@ -173,17 +178,17 @@ def doubling(count, last=0):
 @pytest.mark.parametrize(
     "found",
     [
-        {"input_shape": [1], "largest_input": 1, "steps": doubling(60)},
-        {"input_shape": [1], "largest_input": 1, "steps": doubling(4096)},
-        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "relu", "sources": [i]} for i in range(4097)]},
+        {"input_shape": [1], **STATED, "steps": doubling(60)},
+        {"input_shape": [1], **STATED, "steps": doubling(4096)},
+        {"input_shape": [1], **STATED, "steps": [{"kind": "relu", "sources": [i]} for i in range(4097)]},
         {
             "input_shape": [2**24 - 1, 2**24 - 1, 2**24 - 1],
-            "largest_input": 1,
+            **STATED,
             "steps": [{"kind": "relu", "sources": [0]}],
         },
-        {"input_shape": [1] * 4096, "largest_input": 1, "steps": [{"kind": "relu", "sources": [0]}]},
-        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "dense", "sources": [0], "out_features": 2**40}]},
-        {"input_shape": [1], "largest_input": 1, "steps": [{"kind": "concat", "sources": [0] * 5000}]},
+        {"input_shape": [1] * 4096, **STATED, "steps": [{"kind": "relu", "sources": [0]}]},
+        {"input_shape": [1], **STATED, "steps": [{"kind": "dense", "sources": [0], "out_features": 2**40}]},
+        {"input_shape": [1], **STATED, "steps": [{"kind": "concat", "sources": [0] * 5000}]},
     ],
     ids=["doubling", "doubling often", "4097 steps", "huge input", "4096 dimensions", "huge layer", "5000 sources"],
 )
@@ -205,14 +210,14 @@ def test_deeply_nested_text_is_refused():
 def test_reading_the_longest_circuit_is_work_in_proportion_to_its_length():
     def chain(length):
         steps = [{"kind": "relu", "sources": [i]} for i in range(length)]
-        return json.dumps({"input_shape": [1], "largest_input": 1, "steps": steps})
+        return json.dumps({"input_shape": [1], **STATED, "steps": steps})
 
     def read(length):
         text = chain(length)
 
         def action():
             circuit = Circuit.from_json(text, "anna")
-            assert len(circuit.comparison_sizes) == length
+            assert len(circuit.comparisons) == length
             assert circuit.last_uses[-1] == length
 
         return num_calls(action)
@@ -233,18 +238,63 @@ EXPENSIVE = {
 
 @pytest.mark.parametrize("what", EXPENSIVE)
 def test_circuits_with_small_values_and_enormous_weights_or_windows_are_refused(what):
-    refused(json.dumps({"input_shape": [1, 1, 1], "largest_input": 1, "steps": [EXPENSIVE[what]]}))
+    refused(json.dumps({"input_shape": [1, 1, 1], **STATED, "steps": [EXPENSIVE[what]]}))
+
+
+def pooled(size, kernel, channels=1):
+    """Max pooling with overlapping windows: few values, many comparisons."""
+    step = {"kind": "max_pool", "sources": [0], "kernel": [kernel] * 2, "stride": [1, 1], "padding": [0, 0]}
+    return json.dumps({"input_shape": [channels, size, size], **STATED, "steps": [step]})
+
+
+def test_a_circuit_with_few_values_and_enormous_comparisons_is_refused():
+    """A dealer deals for all of them when it is asked for one batch, before anything else has come."""
+    refused(pooled(200, 100, 64))  # 200 MB of values; a hundred gigabytes would be dealt
+    assert sum(found.size for found in Circuit.from_json(pooled(32, 3, 64), "anna").comparisons) == 8 * 64 * 30**2
+
+
+@given(kernel=st.tuples(st.integers(1, 6), st.integers(1, 6)), batch=st.integers(1, 3))
+@quick
+def test_the_largest_batch_of_a_circuit_takes_two_gigabytes(kernel, batch):
+    """What is dealt for comparisons is below what the bound counts for them, which counts every one."""
+    steps = Relu((0,)), MaxPool((1,), kernel, (1, 1), (0, 0))
+    circuit = Circuit((2, 6, 6), steps)
+    num_compared = sum(compared.size for compared in circuit.comparisons)
+    assert num_compared == circuit.values[1].size + (math.prod(kernel) - 1) * circuit.values[2].size
+    size = circuit.largest_batch
+    assert size * (sum(value.size for value in circuit.values) + 5 * num_compared) <= 2**28
+    dealt = sum(8 * math.prod(shape) for width in widths(circuit, SEALED, 64 * batch) for shape in width.dealt_shapes)
+    assert dealt <= 5 * 8 * 64 * batch * num_compared
+
+
+@pytest.mark.parametrize("value_bits", [2, 8, 12])
+def test_the_range_that_a_circuit_states_travels_with_it(value_bits):
+    circuit = Circuit((4,), (Relu((0,)),), value_bits=value_bits)
+    assert Circuit.from_json(circuit.to_json(), "anna") == circuit
+    assert json.loads(circuit.to_json())["value_bits"] == value_bits
+
+
+@pytest.mark.parametrize("value_bits", [1, 0, -1, 13, 44, 2**24, 2**70, 12.0, "12", None, True, [12], {}])
+def test_a_circuit_with_another_range_than_2_to_12_bits_is_refused(value_bits):
+    """Wider numbers have no room beside the ring's 64 bits, and no digits can be dealt for those of fewer bits."""
+    found = {"input_shape": [4], "largest_input": 1, "steps": [{"kind": "relu", "sources": [0]}]}
+    refused(json.dumps({**found, "value_bits": value_bits}))
+    refused(json.dumps(found))
+    Circuit.from_json(json.dumps({**found, "value_bits": 12}), "anna")
+    if type(value_bits) is int:
+        with pytest.raises(ModelError, match="2 to 12 bits"):
+            Circuit((4,), (Relu((0,)),), value_bits=value_bits)
 
 
 def test_a_client_survives_a_circuit_with_enormous_weights():
-    text = json.dumps({"input_shape": [1, 1, 1], "largest_input": 1, "steps": [EXPENSIVE["a kernel of 2^46 weights"]]})
+    text = json.dumps({"input_shape": [1, 1, 1], **STATED, "steps": [EXPENSIVE["a kernel of 2^46 weights"]]})
     with pytest.raises(MalformedMessageError):
         Group().clients[QUERIER].handle(SessionNotice(b"s" * 16, "anna", text))
 
 
 def dense(inputs, *widths):
     steps = [{"kind": "dense", "sources": [i], "out_features": width} for i, width in enumerate(widths)]
-    return json.dumps({"input_shape": [inputs], "largest_input": 1, "steps": steps})
+    return json.dumps({"input_shape": [inputs], **STATED, "steps": steps})
 
 
 def test_no_notice_makes_a_client_hold_more_than_a_gigabyte_of_masks():
@@ -257,12 +307,12 @@ def test_no_notice_makes_a_client_hold_more_than_a_gigabyte_of_masks():
         assert 8 * masks <= 2**30
 
 
-def test_comparison_sizes_are_those_of_a_walk():
+def test_comparisons_are_those_of_a_walk():
     steps = MaxPool((0,), (3, 3), (2, 2), (0, 0)), Relu((1,)), Reshape((2,), (8,)), Relu((3,))
     circuit = Circuit((2, 5, 5), steps)
     places, sizes = 9, []
     while places > 1:
         sizes.append(places // 2 * 8)
         places -= places // 2
-    assert circuit.comparison_sizes == (*sizes, 8, 8)
+    assert tuple(compared.size for compared in circuit.comparisons) == (*sizes, 8, 8)
     assert torch.tensor([value.size for value in circuit.values]).tolist() == [50, 8, 8, 8, 8]

@@ -14,14 +14,15 @@ from bilateral.errors import ModelError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import AvgPool, Circuit, Concat, MaxPool, Relu
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, predict
+from bilateral.protocols.share.gates.styles import STYLES
 
 UNIT = 2.0**-20
 pools = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 
 
-@pytest.fixture(scope="module")
-def group():
-    return Group()
+@pytest.fixture(scope="module", params=STYLES.values(), ids=STYLES)
+def group(request):
+    return Group(style=request.param)
 
 
 def without_weights(input_shape, *steps):

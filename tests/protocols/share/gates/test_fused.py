@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bilateral.protocols.share.gates import judged, truncation
 from bilateral.protocols.share.gates.judged import Blinding, judge, odd_inverse
-from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.gates.shuffling import random_orders
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.ring.packing import pack_bits, unpack_bits
 from bilateral.protocols.share.ring.streams import Stream
 

@@ -10,8 +10,8 @@ from tests.protocols.share.harness import compared, generator, uniform_words
 
 from bilateral.protocols.share.circuit.description import MAX_FRACTION_BITS, VALUE_BITS
 from bilateral.protocols.share.gates.judged import Blinding, factor_bits, odd_inverse
-from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.protocols.share.gates.shuffling import random_orders
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.protocols.share.ring.streams import Stream
 
 SEED = bytes(32)

@@ -12,15 +12,16 @@ from torch import nn
 from bilateral.errors import BilateralError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import Circuit, Dense, Relu
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     BlindedValues,
     Carries,
-    MaskedValue,
+    ServerTurn,
     SessionNotice,
     SessionRequest,
 )
-from bilateral.protocols.share.ring.packing import pack_bits, to_bytes
+from bilateral.protocols.share.ring.packing import num_words
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 
 ID = b"substituted name"
@@ -38,8 +39,11 @@ def parties():
 
 def test_a_server_that_shows_another_circuit_does_not_learn_masks_of_activations(parties):
     """With equal seeds, bits that the querying party tells would be words that the answering party masked with."""
-    group, model = parties
+    _, model = parties
+    group = Group(style=HARDENED)
     anna, querier = group.clients["anna"], group.clients[QUERIER]
+    anna.offer(model)
+    querier.ask(QUERIES)
     anna.handle(SessionRequest(ID, QUERIER))
     (first, *_), shape = model.circuit.steps, model.circuit.input_shape
     ones = [Dense((1,), 1), *(Relu((2 + i,)) for i in range(10))]  # ten comparisons of one number each
@@ -49,9 +53,9 @@ def test_a_server_that_shows_another_circuit_does_not_learn_masks_of_activations
     told = [querier.handle(BlindedValues(ID, 0, torch.zeros(1, 1, dtype=torch.int64))).bits for _ in range(10)]
 
     sizes = [value.size for value in model.circuit.linear_values]
-    bits = tuple(to_bytes(pack_bits(torch.zeros(size, dtype=torch.bool))) for size in sizes)
+    bits = tuple(torch.zeros(num_words(size), dtype=torch.int64) for size in sizes)
     anna.handle(Carries(ID, 0, 1, bits))
-    anna.handle(MaskedValue(ID, 0, torch.zeros(1, 6, dtype=torch.int64)))
+    anna.handle(ServerTurn(ID, 0, 0, (torch.zeros(1, 6, dtype=torch.int64),)))
     terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     stream = Stream(terms.seed(group.rings[QUERIER].pair_secret("anna")), "comparison", 0, 1)
     masks = set(stream.words(90).tolist())
@@ -71,7 +75,9 @@ def test_a_server_that_names_another_style_or_circuit_has_other_seeds(parties):
     group, model = parties
     terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     secret = group.rings["server"].pair_secret("anna")
-    assert len({terms.seed(secret), replace(terms, style="published").seed(secret)}) == 2
+    styles = [replace(terms, style=style) for style in ("sealed", "hardened", "published")]
+    others = [*styles, replace(terms, circuit=replace(model.circuit, value_bits=8).to_json())]
+    assert len({other.seed(secret) for other in others}) == len(others)
 
 
 def test_after_a_failed_run_the_same_server_and_clients_go_on(parties):

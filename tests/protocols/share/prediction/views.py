@@ -1,6 +1,6 @@
 """Each party's view of a prediction, and simulators that produce it from what that party may know alone.
 
-A view is a list of (name of message and field, tensor or bytes). A simulator gets what the party owns and what it is
+A view is a list of (name of message and field, tensor). A simulator gets what the party owns and what it is
 allowed to learn, never another party's secret; if its views cannot be told from real ones, the party learns no more.
 """
 
@@ -13,6 +13,7 @@ from tests.protocols.share.harness import compared, uniform_words
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import Conv, Dense, MaxPool, Relu
+from bilateral.protocols.share.gates.sealed import Width
 from bilateral.protocols.share.gates.styles import HARDENED
 
 
@@ -22,11 +23,7 @@ def parts_of(message):
     for item in fields(message):
         value = getattr(message, item.name)
         values = value if isinstance(value, tuple) else (value,)
-        found += [
-            (f"{type(message).__name__}.{item.name}", part)
-            for part in values
-            if isinstance(part, Tensor) or (isinstance(part, bytes) and item.name == "bits")
-        ]
+        found += [(f"{type(message).__name__}.{item.name}", part) for part in values if isinstance(part, Tensor)]
     return found
 
 
@@ -42,9 +39,7 @@ def view_of_server(group):
 
 def structure(view):
     """Names, shapes and types: what must agree exactly."""
-    return [
-        (name, tuple(part.shape), part.dtype) if isinstance(part, Tensor) else (name, len(part)) for name, part in view
-    ]
+    return [(name, tuple(part.shape), part.dtype) for name, part in view]
 
 
 class Uniform:
@@ -58,39 +53,58 @@ class Uniform:
         return uniform_words(shape, self._seed)
 
     def bits(self, count):
-        """Packed; the unused bits of the last byte are zero, as in the protocol."""
-        packed = bytearray(self.words((count + 63) // 64).numpy().tobytes()[: (count + 7) // 8])
-        if count % 8:
-            packed[-1] &= (1 << (count % 8)) - 1
-        return bytes(packed)
+        """Packed in words; the unused bits of the last one are zero, as in the protocol."""
+        words = self.words((count + 63) // 64)
+        if count % 64:
+            words[-1] &= (1 << (count % 64)) - 1
+        return words
 
 
-def _counts(step, value):
-    """Sizes of the comparisons that one step makes."""
-    if isinstance(step, Relu):
-        return [value.size]
-    sizes, candidates = [], step.kernel[0] * step.kernel[1] if isinstance(step, MaxPool) else 1
-    while candidates > 1:
-        sizes.append(candidates // 2 * value.size)
-        candidates -= candidates // 2
-    return sizes
+def _comparisons_by_step(circuit):
+    left = list(circuit.comparisons)
+    for step, value in zip(circuit.steps, circuit.values[1:], strict=True):
+        count, found = 0, []
+        if isinstance(step, Relu):
+            count = value.size
+        elif isinstance(step, MaxPool):
+            count = (step.kernel[0] * step.kernel[1] - 1) * value.size
+        while count:
+            found.append(left.pop(0))
+            count -= found[-1].size
+        yield step, found
 
 
-def simulated_answerer(circuit, batch, seed):
-    """The answering party's view, from its circuit and the number of queries: bits and masked inputs, all uniform."""
+def _told_of_comparison(circuit, compared, batch):
+    """Shapes of what a party tells of a sealed comparison: words under masks, then planes of bits."""
+    width = Width.of(batch * compared.size, circuit.value_bits, compared.fraction_bits)
+    opened, groups = [], width.digits
+    while groups > 1:
+        opened.append((3 * (groups // 2) - 1, width.words))
+        groups -= groups // 2
+    return [(width.count,), *opened, (width.words,)]
+
+
+def simulated_answerer(circuit, batch, style, seed):
+    """The answering party's view, from its circuit and the number of queries: everything is uniform.
+
+    Bits of truncations; then, in the order of the circuit, inputs of layers under masks and what sealed comparisons
+    open (a judge's answers go to the server).
+    """
     draw, done = Uniform(seed), set()
     view = [("Carries.bits", draw.bits(batch * value.size)) for value in circuit.linear_values]
-    for step in circuit.steps:
+    for step, comparisons in _comparisons_by_step(circuit):
         if isinstance(step, Dense | Conv) and step.sources[0] not in done:
             done.add(step.sources[0])
-            view.append(("MaskedValue.value", draw.words(batch, *circuit.values[step.sources[0]].shape)))
+            view.append(("ServerTurn.parts", draw.words(batch, *circuit.values[step.sources[0]].shape)))
+        for one in () if style.is_judged else comparisons:
+            view += [("ServerTurn.parts", draw.words(*shape)) for shape in _told_of_comparison(circuit, one, batch)]
     return view
 
 
-def simulated_server(circuit, batch, seed):
+def simulated_server(circuit, batch, style, seed):
     """The server's view of one session, from the circuit and the number of queries: everything is uniform.
 
-    A sequential circuit: every linear layer waits for a `MaskedValue` of its own.
+    A sequential circuit that begins with a linear layer.
     """
     draw = Uniform(seed)
     view = [
@@ -100,42 +114,37 @@ def simulated_server(circuit, batch, seed):
     shapes = [(batch, *value.shape) for value in circuit.linear_values]
     view += [("Correlations.products", draw.words(*shape)) for shape in shapes]
     view += [("Correlations.carries", draw.words(*shape).to(torch.int32)) for shape in shapes]
-    turns = _turns(circuit, batch)
-    first, *others = [_simulated_turn(draw, turn, circuit, batch, turn is turns[-1]) for turn in turns]
-    view += first
+    if not style.is_judged:
+        for one in circuit.comparisons:
+            width = Width.of(batch * one.size, circuit.value_bits, one.fraction_bits)
+            view += [("Correlations.comparisons", draw.words(*shape)) for shape in width.dealt_shapes]
     view.append(("QueryShare.share", draw.words(batch, *circuit.input_shape)))
-    judged = [_simulated_judgements(draw, turn, batch) for turn in turns]
-    view += judged[0]
-    for turn, replies in zip(others, judged[1:], strict=True):
-        view += turn + replies
-    return view
-
-
-def _turns(circuit, batch):
-    """What the answering party sends at a time: bits of a truncation and the comparisons until the next layer."""
-    turns = [([], [])]
-    for step, value in zip(circuit.steps, circuit.values[1:], strict=True):
+    judged = []
+    for step, value, (_, comparisons) in zip(
+        circuit.steps, circuit.values[1:], _comparisons_by_step(circuit), strict=True
+    ):
         if isinstance(step, Dense | Conv):
-            turns.append(([batch * value.size], []))
-        else:
-            turns[-1][1].extend(_counts(step, value))
-    return turns
+            view += judged  # what was told of comparisons comes in one turn with the bits; then they are judged
+            judged = []
+            view.append(("AnswererTurn.parts", draw.bits(batch * value.size)))
+        for one in comparisons:
+            if style.is_judged:
+                shape = batch, one.size
+                view.append(("AnswererTurn.parts", draw.words(*shape)))
+                judged += [(f"SelectedValues.{name}", draw.words(*shape)) for name in ("products", "bits")]
+            else:
+                shapes = _told_of_comparison(circuit, one, batch)
+                view += [("AnswererTurn.parts", draw.words(*shape)) for shape in shapes]
+    return [*view, ("AnswererTurn.parts", draw.words(batch, *circuit.output.shape)), *judged]
 
 
-def _simulated_turn(draw, turn, circuit, batch, is_last):
-    bits, sizes = turn
-    view = [("AnswererTurn.bits", draw.bits(count)) for count in bits]
-    view += [("AnswererTurn.blinded", draw.words(batch, size)) for size in sizes]
-    shape = (batch, *circuit.output.shape) if is_last else (0,)
-    return [*view, ("AnswererTurn.output", draw.words(*shape))]
+def simulated_querier(logits):
+    """The dealer's view of a sealed prediction, from the sum of the logits: that is all of it."""
+    return [("SummedLogits.logits", logits)]
 
 
-def _simulated_judgements(draw, turn, batch):
-    return [(f"SelectedValues.{name}", draw.words(batch, size)) for size in turn[1] for name in ("products", "bits")]
-
-
-def simulated_querier(sizes, logits, masks, seed):
-    """The querying party's view, from the sum of the logits, its own masks, and the *sizes* of compared numbers.
+def simulated_judge(sizes, logits, masks, seed):
+    """The querying party's view where it judges, from the sum of the logits, its own masks, and *sizes* of numbers.
 
     `sizes`: a tensor a comparison with |t| (or |t + 1| for negative ones), in any order: what is known to leak.
     """

@@ -36,6 +36,10 @@ _MAX_VALUES: Final = 1 << 26
 _MAX_TOTAL: Final = 1 << 27
 """Words of a layer, and of a whole circuit: whoever hears of one makes masks for all of it, half a gigabyte and one."""
 
+_DEALT_WORDS: Final = 5
+"""Of a compared number, in a sealed comparison of the widest range: `gates/sealed` says how many bytes just so."""
+_BATCH_WORDS: Final = 1 << 28
+
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
@@ -218,7 +222,7 @@ class Circuit:
     def values(self) -> tuple[Value, ...]:
         """The query, then what each step gives."""
         found = [Value(_checked_shape(self.input_shape), FRACTION_BITS)]
-        held = found[0].size
+        held, dealt = found[0].size, 0
         for step in self.steps:
             _require(all(0 <= s < len(found) for s in step.sources), f"{step.kind} refers to a later value")
             _require(len(step.sources) >= 1, f"{step.kind} has no input")
@@ -232,7 +236,9 @@ class Circuit:
             _require(value.divisor < 1 << 20, f"{step.kind}: average pooling divides by too much")
             found.append(value)
             held += value.size + _work(step, found)
+            dealt += _DEALT_WORDS * _num_compared(step, value)
             _require(held <= _MAX_TOTAL, "all values and weights together are too many")
+            _require(dealt <= _MAX_TOTAL, "all comparisons together are too many")
         return tuple(found)
 
     @property
@@ -262,6 +268,12 @@ class Circuit:
                     found.append(Comparison(candidates // 2 * value.size, fraction_bits))
                     candidates -= candidates // 2
         return tuple(found)
+
+    @cached_property
+    def largest_batch(self) -> int:
+        """So many samples are computed together at most: two gigabytes of values and of what is dealt for them."""
+        compared = sum(_num_compared(step, value) for step, value in zip(self.steps, self.values[1:], strict=True))
+        return max(1, _BATCH_WORDS // (sum(value.size for value in self.values) + _DEALT_WORDS * compared))
 
     @cached_property
     def last_uses(self) -> tuple[int, ...]:
@@ -343,6 +355,13 @@ def _work(step: Step, found: Sequence[Value]) -> int:
         (_, height, width), (above, beside) = source.shape, step.padding
         held = max(held, source.shape[0] * (height + 2 * above) * (width + 2 * beside))
     return held
+
+
+def _num_compared(step: Step, value: Value) -> int:
+    """Numbers that a step compares, to give `value`: a maximum of n takes n - 1 comparisons."""
+    if isinstance(step, MaxPool):
+        return (math.prod(step.kernel) - 1) * value.size
+    return value.size if isinstance(step, Relu) else 0
 
 
 def _aligned(inputs: Sequence[Value]) -> tuple[int, int]:

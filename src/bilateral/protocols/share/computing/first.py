@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.circuit.description import Linear
+from bilateral.errors import ProtocolError
+from bilateral.protocols.share.circuit.description import Circuit, Linear
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
 from bilateral.protocols.share.circuit.walk import Walk, walk
 from bilateral.protocols.share.gates import sealed, truncation
@@ -37,6 +38,15 @@ class Batch:
 
     index: int
     size: int
+
+
+def expect_batch(sender: str, circuit: Circuit, size: int) -> None:
+    """Refuse a batch that one would be out of memory with, naming who began it."""
+    if not 1 <= size <= circuit.largest_batch:
+        raise ProtocolError(
+            f"{sender} began a batch of {size} queries, but 1 to {circuit.largest_batch} of this circuit fit.",
+            remedy="Both sides must run the same version of the protocol.",
+        )
 
 
 def masked_weights(model: FixedPointModel, seeds: FirstSeeds, device: torch.device | None = None) -> tuple[Tensor, ...]:

@@ -80,10 +80,19 @@ class Speaker(Generic[T]):
         told, self._told = tuple(self._told), []
         return told
 
-    def hear(self, parts: Sequence[Tensor]) -> None:
-        """The other party's turn: go on as far as it leads. A turn that leads nowhere is refused."""
+    def hear(self, parts: Sequence[Tensor], *, must_lead: bool = True) -> None:
+        """The other party's turn: go on as far as it leads.
+
+        A turn that leads nowhere is refused (else two parties could go on for ever with nothing to say to each other),
+        but for one that comes before the first thing that this party can say.
+        """
         self._heard.extend(parts)
         self._run()
+        if must_lead and not self._heard and isinstance(self._waits_for, Hear) and not self._told:
+            raise MalformedMessageError(
+                f"Malformed message from {self._other}: it ends before `{self._waits_for.name}`.",
+                remedy="Both sides must run the same version of the protocol.",
+            )
         if self._heard and (self.is_done or isinstance(self._waits_for, Hear)):
             raise MalformedMessageError(
                 f"Malformed message from {self._other}: {len(self._heard)} parts more than expected."

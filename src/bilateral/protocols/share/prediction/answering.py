@@ -9,16 +9,21 @@ from torch import Tensor
 
 from bilateral.errors import ProtocolError
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.computing.first import Batch, FirstParty, FirstSeeds, masked_weights
-from bilateral.protocols.share.gates.expected import expect_count
+from bilateral.protocols.share.computing.first import (
+    Batch,
+    FirstParty,
+    FirstSeeds,
+    expect_batch,
+    masked_weights,
+)
+from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.gates.talk import Speaker, Tell, Work
 from bilateral.protocols.share.prediction.messages import AnswererTurn, Carries, MaskedModel, ServerTurn
 from bilateral.protocols.share.prediction.store import Kept
 from bilateral.protocols.share.prediction.stored import StoredOpening
+from bilateral.protocols.share.ring.packing import num_words
 from bilateral.protocols.share.ring.streams import Stream
-
-_MAX_VALUES = 1 << 30
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,19 +66,20 @@ class AnsweringSession:
                 remedy="Masks are used once: every batch needs a new index.",
             )
         circuit = self._model.circuit
-        if not 1 <= message.batch_size * max(value.size for value in circuit.values) <= _MAX_VALUES:
-            raise ProtocolError(f"{self._sender} began a batch of {message.batch_size} queries.")
+        expect_batch(self._sender, circuit, message.batch_size)
         expect_count(self._sender, "bits", len(message.bits), len(circuit.linear_steps))
+        for bits, value in zip(message.bits, circuit.linear_values, strict=True):  # before anything is made for them
+            expect_tensor(self._sender, "bits", bits, (num_words(message.batch_size * value.size),), torch.int64)
+        self._last_batch = message.batch_index
         batch = Batch(message.batch_index, message.batch_size)
         opened = self._opened(batch, message.bits)
         if self._kept:
             self._kept.put(batch.index, StoredOpening(batch.size, message.bits))
-        self._last_batch = message.batch_index
         return self._turn(batch.index, opened)
 
     def _opened(self, batch: Batch, bits: tuple[Tensor, ...]) -> _Open:
         opened = _Open(Speaker(self._work(batch), self._sender, self._device))
-        opened.speaker.hear(bits)
+        opened.speaker.hear(bits, must_lead=False)
         return opened
 
     def _work(self, batch: Batch) -> Work[None]:

@@ -130,6 +130,8 @@ class PredictionClient:
                 remedy="Leave these queries out (`out_of_range`), or bring them nearer to the network's own data.",
             )
         self._queries = None
+        for session in self._querying.values():
+            session.restart()  # so that the next can be dealt for, before they are asked
         return torch.cat([self._answers.pop(start) for start in sorted(self._answers)])
 
     def out_of_range(self) -> Tensor:
@@ -150,7 +152,10 @@ class PredictionClient:
             case ServerTurn():
                 reply = _of(self._answering, message.session_id).proceed(message)
             case BatchRequest():
-                reply = _of(self._querying, message.session_id).deal(message, self._num_dealt_for())
+                querying = _of(self._querying, message.session_id)
+                if self._queries is not None:
+                    check_takes(querying.circuit, self._queries, SERVER)
+                reply = querying.deal(message, self._num_dealt_for())
             case QueryRequest():
                 reply = _of(self._querying, message.session_id).share_queries(message, self._asked())
             case BlindedValues():
@@ -273,6 +278,8 @@ class PredictionClient:
             raise MalformedMessageError(f"{SERVER} summed the answers to different queries.")
         divisor = sessions[0].circuit.output.divisor
         start, stop = covered.pop()
+        if any(first < stop and start < first + len(part) for first, part in self._answers.items()):
+            raise ProtocolError(f"{SERVER} answered queries twice.", remedy="Ask all of them again.")
         self._left_range[start] = torch.stack(left).any(0)
         self._answers[start] = ring.decode(total[: stop - start].cpu(), message.fraction_bits) / divisor
         return Acknowledged(message.session_ids[0])
@@ -471,7 +478,7 @@ def _deliver(batch: Sequence[HelpingBatch], shares: Sequence[Tensor]) -> Program
 def batch_size(circuits: Sequence[Circuit]) -> int:
     """Samples that are computed together: so few that a layer stays in the cache and parties work side by side."""
     largest = max(value.size for circuit in circuits for value in circuit.values)
-    return max(1, _VALUES_OF_A_BATCH // largest)
+    return max(1, min(_VALUES_OF_A_BATCH // largest, *(circuit.largest_batch for circuit in circuits)))
 
 
 def _parts(total: int, at_most: int) -> list[int]:

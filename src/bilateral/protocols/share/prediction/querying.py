@@ -14,7 +14,7 @@ from torch import Tensor
 from bilateral.errors import MalformedMessageError, NumericalRangeError, ProtocolError
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit
 from bilateral.protocols.share.computing.dealer import Dealer, DealerSeeds, Judging
-from bilateral.protocols.share.computing.first import Batch
+from bilateral.protocols.share.computing.first import Batch, expect_batch
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
@@ -95,15 +95,21 @@ class QueryingSession:
         self._open = {index: opened for index, opened in self._open.items() if opened.queries is None}
 
     def deal(self, message: BatchRequest, at_most: int) -> Correlations:
-        """Offline: what the server needs for one batch, of `at_most` so many queries with those that are dealt for."""
+        """Offline: what the server needs for one batch, of `at_most` so many queries with those that are dealt for.
+
+        If that would be more, batches that wait the longest are forgotten: a run that failed has lost them, and what
+        was dealt for them hid nothing yet.
+        """
         index, size = message.batch_index, message.batch_size
         if index <= self._last_batch:
             raise ProtocolError(
                 f"{self._sender} asked for batch {index} of a session after batch {self._last_batch}.",
                 remedy="Masks are used once: every batch needs a new index.",
             )
-        if size < 1 or self._next_query + self.num_dealt_ahead + size > at_most:
+        if size < 1 or self._next_query + size > at_most:
             raise ProtocolError(f"{self._sender} began a batch of {size}, but not so many queries are left to ask.")
+        expect_batch(self._sender, self.circuit, size)
+        self._make_room(at_most - self._next_query - size)
         batch = Batch(index, size)
         if self._kept:
             self._kept.put(index, StoredDealt(size))
@@ -111,6 +117,12 @@ class QueryingSession:
         self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
         dealt = self._dealer.deal(batch)
         return Correlations(self._seeds.session_id, index, dealt.products, dealt.carries, dealt.comparisons)
+
+    def _make_room(self, at_most: int) -> None:
+        waiting = [index for index, opened in self._open.items() if opened.queries is None]
+        for index in waiting:  # in the order in which they were dealt
+            if self.num_dealt_ahead > at_most:
+                del self._open[index]
 
     def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
         """Online: the server's share of the next queries; the answering party's comes from the seed."""
