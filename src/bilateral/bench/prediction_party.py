@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -37,6 +38,7 @@ from bilateral.protocols.share.prediction.messages import (
     phase_of,
 )
 from bilateral.protocols.share.prediction.parties import PredictionClient
+from bilateral.protocols.share.prediction.store import KEY_BYTES, CorrelationStore
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SecureRandomness, SeededRandomness
 
@@ -65,6 +67,8 @@ class Setup(Message):
     identity_keys: tuple[bytes, ...]
     style: str
     threads: int
+    store: str
+    """A folder of this party alone for what is dealt ahead; empty if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,13 @@ class Network(Message):
 @dataclass(frozen=True)
 class Queries(Message):
     values: Tensor
+
+
+@dataclass(frozen=True)
+class QueriesToCome(Message):
+    """So many: deal for them."""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ class Heard(Message):
 _ORDERS: Final = (IdentityRequest, Setup, Roster, CostRequest)
 _REPORTS: Final = (IdentityKey, KeyAnnouncement, Costs, Heard)
 MAY_HEAR: Final[Mapping[str, tuple[type[Message], ...]]] = {
-    QUERYING: (*TO_QUERIER, *_ORDERS, Queries, AnswerRequest),
+    QUERYING: (*TO_QUERIER, *_ORDERS, Queries, QueriesToCome, AnswerRequest),
     ANSWERING: (*TO_ANSWERER, *_ORDERS, Network),
 }
 MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
@@ -136,6 +147,11 @@ MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
 def images(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     """Noise in the shape of normalised images."""
     return SeededRandomness(seed, "secure-prediction images").normal(count, *shape).to(torch.float32)
+
+
+def fresh_store(folder: str, owner: str) -> CorrelationStore | None:
+    """Under a key that ends with this process. None without a folder."""
+    return CorrelationStore(Path(folder), SecureRandomness().random_bytes(KEY_BYTES), owner) if folder else None
 
 
 def peak_memory_bytes() -> int:
@@ -164,7 +180,7 @@ class Party:
         self._identity = Identity.generate(SecureRandomness())
         self._keys: KeyRing | None = None
         self._client: PredictionClient | None = None
-        self._style = ""
+        self._style = self._store = ""
         self._seconds = torch.zeros(len(PHASES), 2, dtype=torch.float64)
 
     def serve(self) -> None:
@@ -201,6 +217,8 @@ class Party:
                 self._ready().offer(order.compile())
             case Queries():
                 self._ready().ask(order.values)
+            case QueriesToCome():
+                self._ready().expect(order.count)
             case AnswerRequest():
                 report = Answer(self._ready().take_answers())
             case CostRequest():
@@ -212,7 +230,7 @@ class Party:
     def _set_up(self, message: Setup) -> KeyAnnouncement:
         torch.set_num_threads(message.threads)
         pinned = dict(zip(message.parties, message.identity_keys, strict=True))
-        self._style = message.style
+        self._style, self._store = message.style, message.store
         self._keys = KeyRing(self._name, message.run_id, self._identity, pinned, SecureRandomness())
         return self._keys.announce()
 
@@ -220,7 +238,7 @@ class Party:
         if self._keys is None:
             raise ProtocolError(f"{self._name} got a roster before it was set up.")
         self._keys.accept(roster)
-        self._client = PredictionClient(self._keys, STYLES[self._style])
+        self._client = PredictionClient(self._keys, STYLES[self._style], store=fresh_store(self._store, self._name))
 
     def _costs(self) -> Costs:
         found = Costs(self._seconds, peak_memory_bytes())

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Final, TypeVar
 
 import torch
@@ -30,7 +31,9 @@ from bilateral.bench.prediction_party import (
     Introduction,
     Network,
     Queries,
+    QueriesToCome,
     Setup,
+    fresh_store,
     peak_memory_bytes,
 )
 from bilateral.errors import DeploymentError
@@ -38,6 +41,7 @@ from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, 
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.gates.styles import STYLES
+from bilateral.protocols.share.prediction.helping import HelpingSession
 from bilateral.protocols.share.prediction.messages import PHASES, Phase, phase_of
 from bilateral.protocols.share.prediction.parties import PredictionServer
 from bilateral.protocols.transport import SERVER, Traffic
@@ -146,12 +150,19 @@ class MeteredTransport:
 class ThreeParties:
     """The server with two clients that have agreed on keys. Made by `three_parties`."""
 
-    def __init__(self, switchboard: Switchboard, style: str, threads: int) -> None:
+    def __init__(self, switchboard: Switchboard, style: str, threads: int, folder: str = "") -> None:
+        """`folder`: for what is dealt ahead (`predict_ahead`)."""
         self._switchboard = switchboard
         self._transport = MeteredTransport(switchboard)
-        self._server = PredictionServer(self._agree(style, threads), self._transport, style=STYLES[style])
+        folders = {party: str(Path(folder) / party) if folder else "" for party in PARTIES}
+        self._server = PredictionServer(
+            self._agree(style, threads, folders),
+            self._transport,
+            style=STYLES[style],
+            store=fresh_store(folders[SERVER], SERVER),
+        )
 
-    def _agree(self, style: str, threads: int) -> KeyRing:
+    def _agree(self, style: str, threads: int, folders: Mapping[str, str]) -> KeyRing:
         """Key agreement over the connections. The bench vouches for the identities."""
         randomness = SecureRandomness()
         identity = Identity.generate(randomness)
@@ -161,8 +172,8 @@ class ThreeParties:
         keys = KeyRing(SERVER, run_id, identity, known, randomness)
         directory = KeyDirectory(run_id, PARTIES, known, min_clients=len(PARTIES))
         directory.register(SERVER, keys.announce())
-        setup = Setup(run_id, tuple(known), tuple(known.values()), style, threads)
         for party in CLIENTS:
+            setup = Setup(run_id, tuple(known), tuple(known.values()), style, threads, folders[party])
             directory.register(party, self._tell(party, setup, KeyAnnouncement))
         roster = directory.roster()
         keys.accept(roster)
@@ -182,6 +193,21 @@ class ThreeParties:
         self._transport.begin()
         sessions = self._server.open_sessions(QUERYING, [ANSWERING])
         self._server.predict(sessions, len(queries))
+        return self._batch_cost(sessions)
+
+    def predict_ahead(self, queries: Tensor) -> BatchCost:
+        """The same, but everything that needs no query was dealt before, and lies in the stores: what is left then."""
+        self._tell(QUERYING, QueriesToCome(len(queries)), Heard)
+        sessions = self._server.open_sessions(QUERYING, [ANSWERING])
+        self._server.deal_ahead(sessions, len(queries))
+        self._tell(QUERYING, Queries(queries), Heard)
+        self._ask_costs()
+        self._server.traffic = Traffic()
+        self._transport.begin()
+        self._server.answer_ahead(sessions, len(queries))
+        return self._batch_cost(sessions)
+
+    def _batch_cost(self, sessions: Sequence[HelpingSession]) -> BatchCost:
         phases = self._transport.end()
         costs = self._ask_costs()
         for index, (phase, cost) in enumerate(phases.items()):
@@ -222,8 +248,11 @@ class _Client:
 
 
 @contextmanager
-def three_parties(style: str, threads: int) -> Iterator[ThreeParties]:
-    """Start the clients, and end them whatever happens. A client that dies is an error with what it wrote."""
+def three_parties(style: str, threads: int, folder: str = "") -> Iterator[ThreeParties]:
+    """Start the clients, and end them whatever happens. A client that dies is an error with what it wrote.
+
+    `folder`: where they keep what is dealt ahead.
+    """
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     gate = Gate()
@@ -233,7 +262,7 @@ def three_parties(style: str, threads: int) -> Iterator[ThreeParties]:
         for party in CLIENTS:
             clients[party] = _start(Introduction(party, gate.port, gate.token.hex()))
         switchboard = gate.admit({party: MAY_SAY[party] for party in CLIENTS}, lambda: _expect_alive(clients))
-        yield ThreeParties(switchboard, style, threads)
+        yield ThreeParties(switchboard, style, threads, folder)
     except LostConnectionError as error:
         raise _failure(error.party, clients[error.party]) from error
     finally:

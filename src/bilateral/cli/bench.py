@@ -55,7 +55,8 @@ def bench_command(
     ] = None,
     batch_norm: Annotated[bool, typer.Option("--batch-norm", help="secure-prediction: networks with it.")] = False,
     style: Annotated[
-        str | None, typer.Option(help="secure-prediction: hardened or published.", show_default=False)
+        list[str] | None,
+        typer.Option(help="secure-prediction: sealed, hardened or published, repeatable.", show_default=False),
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="secure-prediction: timed batches.", show_default=False)] = None,
     threads: Annotated[int | None, typer.Option(help="secure-prediction: of each party.", show_default=False)] = None,
@@ -104,7 +105,7 @@ def bench_command(
         "models": None if model is None else tuple(model),
         "batch_sizes": None if batch_size is None or name != SECURE_PREDICTION else tuple(batch_size),
         "batch_norm": batch_norm or None,
-        "style": style,
+        "styles": None if style is None else tuple(style),
         "repeats": repeats,
         "threads": threads,
     }

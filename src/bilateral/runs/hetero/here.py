@@ -43,8 +43,10 @@ class ClientsHere:
 
     def get_ready(self, iteration: int, waiting: Sequence[str]) -> None: ...
 
-    def ask(self, name: str, iteration: int, on_answered: Callable[[float], None]) -> None:
-        """Whoever answers for the first time since it (re)trained offers its network."""
+    def ask(self, name: str, iteration: int, following: Sequence[str], on_answered: Callable[[float], None]) -> None:
+        """Whoever answers for the first time since it (re)trained offers its network. One thing at a time: nobody deals
+        for those who follow."""
+        del following
         assert self._answers is not None
         member, answerers = self._members[name], answerers_of(self._plan, name, iteration)
         for answerer in answerers:

@@ -2,7 +2,7 @@
 
 1. All sites train alone, at the same time.
 2. In every iteration all get ready (network offered, queries made), then one after the other asks: its answerers work
-   side by side, the server helps. At last all retrain, at the same time.
+   side by side, the server helps, and the next one who asks deals. At last all retrain, at the same time.
 
 Every site is needed. One that is gone ends the term by name (`SitesMissingError`); what is done is kept, the sites' own
 work at the sites, and the next term goes on from there. A stage that was under way is done again, under new keys.
@@ -23,7 +23,7 @@ from bilateral.errors import ProtocolError, SitesMissingError
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import KeyAnnouncement
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.prediction.parties import PredictionServer
+from bilateral.protocols.share.prediction.parties import Asking, PredictionServer
 from bilateral.protocols.transport import SERVER, Traffic
 from bilateral.runs.hetero.keys import SimulatedKeys
 from bilateral.runs.hetero.member import Measure
@@ -56,6 +56,8 @@ class ClientsAtSites:
         self._plan, self._lines, self._around = plan, lines, around
         self._server: PredictionServer | None = None
         self._num_queries: dict[str, int] = {}
+        self._asking: dict[str, Asking] = {}
+        """Who is dealt for ahead: sessions are open, and correlations there or under way."""
         self._on_answered: Callable[[int], None] = lambda _: None
 
     def enrol(self, record: HeteroRecord) -> None:
@@ -102,17 +104,24 @@ class ClientsAtSites:
                 self._check_count(name, ready[name].num_queries, least=1)
         self._num_queries = {name: reply.num_queries for name, reply in ready.items()}
 
-    def ask(self, name: str, iteration: int, on_answered: Callable[[float], None]) -> None:
-        """Secret-shared prediction with all its answerers."""
+    def ask(self, name: str, iteration: int, following: Sequence[str], on_answered: Callable[[float], None]) -> None:
+        """Secret-shared prediction with all its answerers. While they compute, the next one who asks deals."""
         assert self._server is not None
         total = self._num_queries[name]
         with self._stage(f"answering {name}, iteration {iteration}", iteration):
-            sessions = self._server.open_sessions(name, answerers_of(self._plan, name, iteration))
+            asking = self._asking.pop(name, None) or self._open(name, iteration)
             self._on_answered = lambda count: on_answered(count / total)
-            self._server.predict(sessions, total)
-            self._server.close(sessions)
+            if following and following[0] not in self._asking:
+                self._asking[following[0]] = self._open(following[0], iteration)
+            self._server.answer_all(asking, self._asking.get(following[0]) if following else None)
+            self._server.close(asking.sessions)
             for _ in self._ask_all(Message, KeepAnswers(iteration), [name]):
                 pass
+
+    def _open(self, name: str, iteration: int) -> Asking:
+        assert self._server is not None
+        sessions = self._server.open_sessions(name, answerers_of(self._plan, name, iteration))
+        return self._server.asking(sessions, self._num_queries[name])
 
     def retrain(self, names: Sequence[str], iteration: int) -> Iterator[tuple[str, Measure]]:
         return self._measures(Retrain(iteration), names, iteration, f"retraining, iteration {iteration}")

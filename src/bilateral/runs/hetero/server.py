@@ -51,8 +51,11 @@ class Clients(Protocol):
         """Before anybody asks in an iteration; `waiting` have not asked yet."""
         ...
 
-    def ask(self, name: str, iteration: int, on_answered: Callable[[float], None]) -> None:
-        """One client asks, and keeps the sums. `on_answered`: which further share of its queries is answered."""
+    def ask(self, name: str, iteration: int, following: Sequence[str], on_answered: Callable[[float], None]) -> None:
+        """One client asks, and keeps the sums. `following` ask after it; they may be dealt for already.
+
+        `on_answered`: which further share of its queries is answered.
+        """
         ...
 
     def retrain(self, names: Sequence[str], iteration: int) -> Iterator[tuple[str, Measure]]: ...
@@ -144,7 +147,9 @@ class HeteroServer:
         if self._ready_for != iteration:
             self._clients.get_ready(iteration, self.record.at_stage(self.record.sites[name].stage))
             self._ready_for = iteration
-        self._clients.ask(name, iteration, self._note_answered)
+        waiting = self.record.at_stage(self.record.sites[name].stage)
+        following = [other for other in waiting if other != name]
+        self._clients.ask(name, iteration, following, self._note_answered)
         self.record.advance(name)
         self._keep()
         self._tell_done(name, started)

@@ -286,6 +286,10 @@ class Circuit:
         return tuple(last)
 
     def to_json(self) -> str:
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         steps = [{"kind": step.kind, **asdict(step)} for step in self.steps]
         described = {
             "input_shape": self.input_shape,

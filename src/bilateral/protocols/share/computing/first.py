@@ -101,8 +101,8 @@ class FirstParty:
         if self._style.is_judged:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._model.circuit.value_bits, fraction_bits)
-        compared = yield from sealed.compare(x, sealed.first_part(self._comparison, width), width, is_first=True)
-        return compared.positive_part().reshape(x.shape)
+        part = sealed.first_part(self._comparison, width)
+        return (yield from sealed.positive_part(x, part, width, is_first=True))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:
         flat = x.reshape(len(x), -1)

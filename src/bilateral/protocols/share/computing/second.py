@@ -17,6 +17,7 @@ from bilateral.protocols.share.circuit.walk import Walk, walk
 from bilateral.protocols.share.computing.dealer import Dealt, expect_dealt
 from bilateral.protocols.share.computing.first import Batch
 from bilateral.protocols.share.gates import sealed, truncation
+from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.judged import Blinding
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.gates.talk import Hear, Judge, Tell, Work
@@ -45,6 +46,21 @@ class _Layer:
 
 _SPENT = _Layer(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.uint8))
 """In place of a layer whose share was used: a batch frees its memory as it goes."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prepared:
+    """What `combine` leaves behind: with its seeds all that a batch needs, to be kept until there are values.
+
+    A tensor a linear layer: its share of the output (int64), beta and epsilon (64 bits to a word), the dealt carries
+    (int32); and two a comparison (`Dealt`).
+    """
+
+    shares: tuple[Tensor, ...]
+    betas: tuple[Tensor, ...]
+    epsilons: tuple[Tensor, ...]
+    carries: tuple[Tensor, ...]
+    comparisons: tuple[Tensor, ...]
 
 
 class SecondParty:
@@ -91,9 +107,51 @@ class SecondParty:
             layer.share, layer.epsilon = truncation.start_second(layer.share, dealt_anew, layer.beta)
             layer.product = carries.to(device)
             told.append(to_words(layer.epsilon).cpu())
-        tables = [part.to(self._device) if self._device else part for part in dealt.comparisons]
-        self._tables = list(zip(tables[::2], tables[1::2], strict=True))[::-1]
+        self._keep_tables(dealt.comparisons)
         return tuple(told)
+
+    def prepared(self) -> Prepared:
+        """After `combine`, before `evaluate`."""
+        layers = [(layer, layer.epsilon, layer.product) for layer in self._layers]
+        return Prepared(
+            tuple(layer.share.cpu() for layer, _, _ in layers),
+            tuple(to_words(layer.beta).cpu() for layer, _, _ in layers),
+            tuple(to_words(epsilon).cpu() for _, epsilon, _ in layers if epsilon is not None),
+            tuple(product.cpu() for _, _, product in layers if product is not None),
+            tuple(part.cpu() for pair in self._tables[::-1] for part in pair),
+        )
+
+    def load(self, kept: Prepared) -> None:
+        """In place of `multiply` and `combine`: what another object for the same batch left behind."""
+        expect_dealt(
+            "the store",
+            Dealt(kept.shares, kept.carries, kept.comparisons),
+            self._circuit,
+            self._style,
+            self._batch.size,
+        )
+        for name, parts in (("betas", kept.betas), ("epsilons", kept.epsilons)):
+            expect_count("the store", name, len(parts), len(kept.shares))
+            for part, share in zip(parts, kept.shares, strict=True):
+                expect_tensor("the store", name, part, (num_words(share.numel()),), torch.int64)
+        self._draw_input_masks()
+        for share, beta, epsilon, carries in zip(kept.shares, kept.betas, kept.epsilons, kept.carries, strict=True):
+            bits = (from_words(words, share.numel()).to(self._device) for words in (beta, epsilon))
+            own, told = bits
+            self._layers.append(_Layer(share.to(self._device), own, carries.to(self._device), told))
+        self._keep_tables(kept.comparisons)
+
+    def _draw_input_masks(self) -> None:
+        """As `multiply` does, without the products."""
+        for step, value in zip(self._circuit.linear_steps, self._circuit.linear_values, strict=True):
+            (source,) = step.sources
+            if source not in self._input_masks:
+                self._input_masks[source] = self._linear.words(self._batch.size, *self._circuit.values[source].shape)
+            self._linear.packed_bits(self._batch.size * value.size)
+
+    def _keep_tables(self, comparisons: Sequence[Tensor]) -> None:
+        tables = [part.to(self._device) for part in comparisons]
+        self._tables = list(zip(tables[::2], tables[1::2], strict=True))[::-1]
 
     def evaluate(self, x: Tensor) -> Work[Tensor]:
         """The circuit on its share `x` of the input: a share of the output."""
@@ -117,8 +175,7 @@ class SecondParty:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._circuit.value_bits, fraction_bits)
         part = sealed.second_part(self._comparison, self._tables.pop(), width)
-        compared = yield from sealed.compare(x, part, width, is_first=False)
-        return compared.positive_part().reshape(x.shape)
+        return (yield from sealed.positive_part(x, part, width, is_first=False))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:
         flat = x.reshape(len(x), -1)

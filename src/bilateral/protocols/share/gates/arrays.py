@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ def fused() -> ModuleType:
     return fused_kernels
 
 
+@cache  # an import statement takes a microsecond each time, as long as all else of a small layer's call
 def planes_fused() -> ModuleType:
     """The compiled loops over planes of bits, as late."""
     from bilateral.protocols.share.gates import plane_kernels  # noqa: PLC0415

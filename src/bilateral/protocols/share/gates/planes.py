@@ -19,13 +19,13 @@ lowest pair is never computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.gates.arrays import planes_fused
-from bilateral.protocols.share.ring.packing import unpack_bits
+from bilateral.protocols.share.gates.arrays import planes_fused, rows
 
 DIGIT_BITS: Final = 4
 ENTRIES: Final = 15
@@ -66,6 +66,7 @@ class Level:
         return 2 * self.num_pairs - 1
 
 
+@cache
 def levels(num_digits: int) -> tuple[Level, ...]:
     """The steps that join the digits; none for one digit."""
     found = []
@@ -166,20 +167,24 @@ def products_by_tensors(level: Level, masks: Tensor) -> Tensor:
 
 def to_planes(x: Tensor, num_planes: int) -> Tensor:
     """Bits 0 to num_planes - 1 of the numbers (n,), as (num_planes, words); unused bits are zero."""
-    if x.device.type == "cpu":
+    if x.is_cpu:
         found = x.new_empty(num_planes, num_words(len(x)))
-        planes_fused().to_planes(x.numpy(), found.numpy())
+        planes_fused().to_planes(rows(x), rows(found))
         return found
     return planes_by_tensors(x, num_planes)
 
 
 def thermometers(planes: Tensor, share: Tensor, out: Tensor | None = None) -> Tensor:
-    """The dealer: [digit_j(r) > v] xor share[15 * j + v], by the planes of r. `out` may be `share`."""
-    if share.device.type == "cpu":
+    """The dealer: [digit_j(r) > v] xor share[15 * j + v], by the planes of r.
+
+    `out` may be `share`, which is twice as fast: memory that nobody has touched yet is slow.
+    """
+    if share.is_cpu:
         found = torch.empty_like(share) if out is None else out
         planes_fused().thermometers(planes.numpy(), share.numpy(), found.numpy())
         return found
-    return thermometers_by_tensors(planes, share)
+    found = thermometers_by_tensors(planes, share)
+    return found if out is None else out.copy_(found)
 
 
 def look_up(tables: Tensor, planes: Tensor, is_first: bool) -> Tensor:
@@ -187,27 +192,39 @@ def look_up(tables: Tensor, planes: Tensor, is_first: bool) -> Tensor:
 
     `tables`: its share of the thermometers of r.
     """
-    if tables.device.type == "cpu":
+    if tables.is_cpu:
         found = tables.new_empty(2 * (len(tables) // ENTRIES), tables.shape[1])
         planes_fused().look_up(tables.numpy(), planes.numpy(), -1 if is_first else 0, found.numpy())
         return found
     return look_up_by_tensors(tables, planes, is_first)
 
 
-def select(y: Tensor, bits: Tensor, beta: Tensor, r_beta: Tensor, r: Tensor, is_first: bool) -> Tensor:
-    """A party: its share of (y - r) * (m xor beta), for the plane m = `bits`, by its shares of beta, r * beta and r."""
-    if y.device.type == "cpu":
-        found = torch.empty_like(y)
+def select(
+    y: Tensor,
+    bits: Tensor,
+    beta: Tensor,
+    r_beta: Tensor,
+    r: Tensor,
+    is_first: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A party: its share of (y - r) * (m xor beta), for the plane m = `bits`, by its shares of beta, r * beta and r.
+
+    `out` may be one of the numbers, which is twice as fast.
+    """
+    if y.is_cpu:
+        found = torch.empty_like(y) if out is None else out
         planes_fused().select(
             y.numpy(), bits.numpy(), beta.numpy(), r_beta.numpy(), r.numpy(), -1 if is_first else 0, found.numpy()
         )
         return found
-    return select_by_tensors(y, bits, beta, r_beta, r, is_first)
+    found = select_by_tensors(y, bits, beta, r_beta, r, is_first)
+    return found if out is None else out.copy_(found)
 
 
 def mask_level(level: Level, lt: Tensor, eq: Tensor, masks: Tensor) -> Tensor:
     """A party: its shares under its shares of the masks, in the order of `Level`. Row 0 of `eq` is never looked at."""
-    if lt.device.type == "cpu":
+    if lt.is_cpu:
         found = torch.empty_like(masks)
         planes_fused().mask_level(lt.numpy(), eq.numpy(), masks.numpy(), found.numpy())
         return found
@@ -221,7 +238,7 @@ def join_level(
 
     `opened`: the xor of what both parties opened. `masks`, `products`: its shares.
     """
-    if lt.device.type == "cpu":
+    if lt.is_cpu:
         found = lt.new_empty(2 * level.num_next, lt.shape[1])
         planes_fused().join_level(
             lt.numpy(), eq.numpy(), opened.numpy(), masks.numpy(), products.numpy(),
@@ -233,19 +250,35 @@ def join_level(
 
 def products_of(level: Level, masks: Tensor) -> Tensor:
     """The dealer: the products of a level, of the masks themselves (not of a share)."""
-    if masks.device.type == "cpu":
+    if masks.is_cpu:
         found = masks.new_empty(level.num_products, masks.shape[1])
         planes_fused().products_of(masks.numpy(), found.numpy())
         return found
     return products_by_tensors(level, masks)
 
 
+def spread_by_tensors(plane: Tensor, count: int) -> Tensor:
+    """`spread`."""
+    places = torch.arange(64, device=plane.device)
+    return ((plane[:, None] >> places) & 1).reshape(-1)[:count]
+
+
 def spread(plane: Tensor, count: int) -> Tensor:
     """The first bits of a plane, each as a number, 0 or 1."""
-    return unpack_bits(plane.contiguous().view(torch.uint8), (count,)).to(torch.int64)
+    if plane.device.type == "cpu":
+        found = plane.new_empty(count)
+        planes_fused().spread(plane.numpy(), found.numpy())
+        return found
+    return spread_by_tensors(plane, count)
 
 
-def deal_selection(blind: Tensor, r: Tensor, beta_share: Tensor, r_beta_share: Tensor) -> tuple[Tensor, Tensor]:
-    """The dealer: what is left of beta and of r * beta, for the plane of betas, after these shares."""
-    beta = spread(blind, len(r))
-    return beta - beta_share, r * beta - r_beta_share
+def deal_selection(blind: Tensor, r: Tensor, beta_share: Tensor, r_beta_share: Tensor) -> Tensor:
+    """The dealer: what is left of beta and of r * beta, for the plane of betas, after these shares: (2, n)."""
+    if r.device.type == "cpu":
+        found = r.new_empty(2, len(r))
+        planes_fused().deal_selection(
+            blind.numpy(), r.numpy(), beta_share.numpy(), r_beta_share.numpy(), found.reshape(-1).numpy()
+        )
+        return found
+    beta = spread_by_tensors(blind, len(r))
+    return torch.stack([beta - beta_share, r * beta - r_beta_share])

@@ -29,6 +29,7 @@ Outside of |x| < 2^k the answer is wrong, and nobody notices: who owns weights a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -55,7 +56,7 @@ class Width:
         """For numbers below 2^value_bits in size, with so many fraction bits."""
         return cls(count, -(-(value_bits + fraction_bits) // DIGIT_BITS))
 
-    @property
+    @cached_property
     def words(self) -> int:
         return planes.num_words(self.count)
 
@@ -67,11 +68,11 @@ class Width:
     def num_tables(self) -> int:
         return ENTRIES * self.digits
 
-    @property
+    @cached_property
     def num_masks(self) -> int:
         return sum(level.num_opened for level in planes.levels(self.digits))
 
-    @property
+    @cached_property
     def num_products(self) -> int:
         return sum(level.num_products for level in planes.levels(self.digits))
 
@@ -98,44 +99,48 @@ class Correlation:
 
 def first_part(with_dealer: Stream, width: Width) -> Correlation:
     """The first party's, all from its seed with the dealer."""
-    r = with_dealer.words(width.count)
-    dealt, own = _planes(with_dealer, width)
-    beta, r_beta = with_dealer.words(_SELECTION_WORDS, width.count)
-    return _correlation(width, r, dealt, own, beta, r_beta)
+    return _correlation(width, *_drawn_by_first(with_dealer, width))
 
 
 def second_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
     """The second party's, from its seed with the dealer and from what was dealt."""
-    r = with_dealer.words(width.count)
-    own = with_dealer.words(1 + width.num_masks, width.words)
-    return _correlation(width, r, dealt[0], own, *dealt[1])
+    r, own = _drawn_by_second(with_dealer, width)
+    return _correlation(width, r, dealt[0], own, dealt[1])
 
 
 def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor]:
     """The dealer: what the second party is sent (`Width.dealt_shapes`), uniform to it whatever r and beta are."""
-    first = first_part(with_first, width)
-    r = first.r + with_second.words(width.count)
-    own = with_second.words(1 + width.num_masks, width.words)
-    blind, masks = first.blind ^ own[0], first.masks ^ own[1:]
-    r_planes = planes.to_planes(r, width.sign_bit + 1)
-    bits = torch.empty(width.dealt_shapes[0], dtype=torch.int64, device=r.device)
-    bits[: width.num_tables] = planes.thermometers(r_planes, first.tables)
-    torch.bitwise_xor(r_planes[width.sign_bit], first.top, out=bits[width.num_tables])
-    bits[width.num_tables + 1 :] = _true_products(width, masks) ^ first.products
-    beta, r_beta = planes.deal_selection(blind, r, first.beta, first.r_beta)
-    return bits, torch.stack((beta, r_beta))
+    r, bits, firsts, selection = _drawn_by_first(with_first, width)
+    r_second, seconds = _drawn_by_second(with_second, width)
+    r += r_second
+    own = firsts ^ seconds
+    r_planes, tables = planes.to_planes(r, width.sign_bit + 1), width.num_tables
+    # In place: what the first party draws for itself becomes what is left for the second.
+    planes.thermometers(r_planes, bits[:tables], out=bits[:tables])
+    bits[tables] ^= r_planes[width.sign_bit]
+    bits[tables + 1 :] ^= _true_products(width, own[1:])
+    return bits, planes.deal_selection(own[0], r, *selection)
 
 
-def _planes(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
-    """Uniform planes: in the places of those that are dealt to the second party, and the party's own masks."""
-    drawn = stream.words(width.dealt_shapes[0][0] + 1 + width.num_masks, width.words)
-    count = width.dealt_shapes[0][0]
-    return drawn[:count], drawn[count:]
+def _drawn_by_first(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """r; planes in the places of those that are dealt to the second party; its own bit and masks; the selection."""
+    count, words, num_dealt = width.count, width.words, width.dealt_shapes[0][0]
+    num_planes = num_dealt + 1 + width.num_masks
+    drawn = stream.words((1 + _SELECTION_WORDS) * count + num_planes * words)
+    r, rest = drawn[:count], drawn[count:]
+    bits, selection = rest[: num_planes * words].view(-1, words), rest[num_planes * words :].view(-1, count)
+    return r, bits[:num_dealt], bits[num_dealt:], selection
 
 
-def _correlation(width: Width, r: Tensor, dealt: Tensor, own: Tensor, beta: Tensor, r_beta: Tensor) -> Correlation:
+def _drawn_by_second(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
+    """r; its own bit and masks."""
+    drawn = stream.words(width.count + (1 + width.num_masks) * width.words)
+    return drawn[: width.count], drawn[width.count :].view(-1, width.words)
+
+
+def _correlation(width: Width, r: Tensor, dealt: Tensor, own: Tensor, selection: Tensor) -> Correlation:
     tables = width.num_tables
-    return Correlation(r, dealt[:tables], dealt[tables], dealt[tables + 1 :], own[0], own[1:], beta, r_beta)
+    return Correlation(r, dealt[:tables], dealt[tables], dealt[tables + 1 :], own[0], own[1:], *selection)
 
 
 def _true_products(width: Width, masks: Tensor) -> Tensor:
@@ -187,6 +192,13 @@ def compare(x: Tensor, own: Correlation, width: Width, *, is_first: bool) -> Wor
     return Compared(y, bits, own, is_first)
 
 
+def positive_part(x: Tensor, own: Correlation, width: Width, *, is_first: bool) -> Work[Tensor]:
+    """Steps 1 to 5, where the bit is not needed again: the memory of its mask holds the result."""
+    compared = yield from compare(x, own, width, is_first=is_first)
+    share = planes.select(compared.y, compared.bits, own.beta, own.r_beta, own.r, is_first, out=own.r)
+    return share.reshape(x.shape)
+
+
 @dataclass(frozen=True, repr=False)
 class BitProduct:
     """One party's part of what `times_bit` uses up: shares of a mask s, and of s beta (an earlier comparison's)."""
@@ -211,10 +223,8 @@ def deal_bit_product(with_first: Stream, with_second: Stream, beta: Tensor) -> T
 
 def beta_of(with_first: Stream, with_second: Stream, width: Width) -> Tensor:
     """The dealer: the betas of a comparison, from streams that stand where its dealing began."""
-    first = first_part(with_first, width)
-    with_second.words(width.count)
-    own = with_second.words(1 + width.num_masks, width.words)
-    return planes.spread(first.blind ^ own[0], width.count)
+    _, _, own, _ = _drawn_by_first(with_first, width)
+    return planes.spread(own[0] ^ _drawn_by_second(with_second, width)[1][0], width.count)
 
 
 def times_bit(value: Tensor, compared: Compared, own: BitProduct) -> Work[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bilateral.errors import ProtocolError
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
@@ -19,6 +20,8 @@ from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.gates.talk import Speaker, Tell, Work
 from bilateral.protocols.share.prediction.messages import AnswererTurn, Carries, MaskedModel, ServerTurn
+from bilateral.protocols.share.prediction.store import Kept
+from bilateral.protocols.share.prediction.stored import StoredOpening
 from bilateral.protocols.share.ring.packing import num_words
 from bilateral.protocols.share.ring.streams import Stream
 
@@ -40,11 +43,14 @@ class AnsweringSession:
         style: ComparisonStyle,
         sender: str,
         device: torch.device | None = None,
+        kept: Kept | None = None,
     ) -> None:
+        """`kept`: where batches wait that are dealt ahead; in memory, if there is no such place."""
+        self._kept = kept
         self._session_id, self._model, self._style, self._sender = seeds.session_id, model, style, sender
         self._seeds = FirstSeeds(with_dealer=seeds.with_querier, with_second=seeds.with_server)
         self._device = device
-        self._last_batch = -1
+        self._last_batch = kept.last_index if kept else -1
         self._open: dict[int, _Open] = {}
 
     def masked_model(self) -> MaskedModel:
@@ -66,9 +72,15 @@ class AnsweringSession:
             expect_tensor(self._sender, "bits", bits, (num_words(message.batch_size * value.size),), torch.int64)
         self._last_batch = message.batch_index
         batch = Batch(message.batch_index, message.batch_size)
-        opened = _Open(Speaker(self._work(batch), self._sender, self._device))
-        opened.speaker.hear(message.bits, must_lead=False)
+        opened = self._opened(batch, message.bits)
+        if self._kept:
+            self._kept.put(batch.index, StoredOpening(batch.size, message.bits))
         return self._turn(batch.index, opened)
+
+    def _opened(self, batch: Batch, bits: tuple[Tensor, ...]) -> _Open:
+        opened = _Open(Speaker(self._work(batch), self._sender, self._device))
+        opened.speaker.hear(bits, must_lead=False)
+        return opened
 
     def _work(self, batch: Batch) -> Work[None]:
         """From its share of the query, which it expands, to its share of the logits, under a mask of the querier's."""
@@ -82,6 +94,8 @@ class AnsweringSession:
     def proceed(self, message: ServerTurn) -> AnswererTurn:
         """Online: as far as the server's turn leads."""
         opened = self._open.pop(message.batch_index, None)  # a batch that fails is over
+        if self._kept and (opened is None or opened.number == 0):
+            opened = self._taken(message.batch_index, opened)
         if opened is None:
             raise ProtocolError(f"{self._sender} sent a value of batch {message.batch_index}, which is not open.")
         if message.number != opened.number:
@@ -92,6 +106,17 @@ class AnsweringSession:
         opened.number += 1
         opened.speaker.hear(message.parts)
         return self._turn(message.batch_index, opened)
+
+    def _taken(self, index: int, opened: _Open | None) -> _Open | None:
+        """From now on the batch is used, whatever happens. One that another process began is begun again."""
+        assert self._kept is not None
+        if index not in self._kept.waiting:
+            return None
+        kept = self._kept.take(index, StoredOpening)
+        if opened is None:
+            opened = self._opened(Batch(index, kept.batch_size), kept.bits)
+            opened.speaker.take_told()  # it was said before
+        return opened
 
     def _turn(self, index: int, opened: _Open) -> AnswererTurn:
         if not opened.speaker.is_done:

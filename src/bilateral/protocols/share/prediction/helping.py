@@ -14,13 +14,13 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.errors import MalformedMessageError
+from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.circuit.plaintext import linear_map
 from bilateral.protocols.share.computing.dealer import Dealt
 from bilateral.protocols.share.computing.first import Batch
-from bilateral.protocols.share.computing.second import SecondParty, SecondSeeds
+from bilateral.protocols.share.computing.second import Prepared, SecondParty, SecondSeeds
 from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.styles import ComparisonStyle
 from bilateral.protocols.share.gates.talk import Hear, Speaker, Work
@@ -40,6 +40,8 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SessionRequest,
 )
+from bilateral.protocols.share.prediction.store import CorrelationStore, Kept
+from bilateral.protocols.share.prediction.stored import StoredHelping, StoredPart
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.streams import SessionAgreement
 
@@ -78,11 +80,14 @@ class HelpingSession:
         answerer: str,
         style: ComparisonStyle,
         device: torch.device | None = None,
+        store: CorrelationStore | None = None,
     ) -> None:
         self.querier, self.answerer = querier, answerer
+        self._store = store
         self.session_id = session_id
         self.style, self.device = style, device
         self._secrets = secrets
+        self._kept: Kept | None = None
         self._circuit: Circuit | None = None
         self._seeds: HelpingSecrets | None = None
         self._weights: tuple[Tensor, ...] = ()
@@ -111,8 +116,35 @@ class HelpingSession:
         terms = SessionAgreement(self.session_id, self.querier, self.answerer, reply.circuit, self.style.name)
         self._seeds = HelpingSecrets(terms.seed(self._secrets.with_querier), terms.seed(self._secrets.with_answerer))
         notice = SessionNotice(self.session_id, self.answerer, reply.circuit)
+        if self._store is not None:
+            seeds = (self._seeds.with_querier, self._seeds.with_answerer)
+            stored = StoredHelping(self.querier, self.answerer, reply.circuit, self.style.name, seeds, self._weights)
+            self._store.keep_session(self.session_id, stored)
+            self._kept = Kept(self._store, self.session_id, terms.digest)
         expect(Acknowledged, (yield Request(self.querier, notice, self._prepare_maps)), self)
         return circuit
+
+    @classmethod
+    def restored(
+        cls, store: CorrelationStore, session_id: bytes, style: ComparisonStyle, device: torch.device | None = None
+    ) -> HelpingSession:
+        """A session that this process, or one before it, kept in the store."""
+        stored = store.session(session_id, StoredHelping)
+        if stored.style != style.name:
+            raise ProtocolError(
+                f"The stored session of {stored.querier} with {stored.answerer} compares in the style {stored.style}, "
+                f"not {style.name}.",
+                remedy="Ask for that style, or open another session.",
+            )
+        secrets = HelpingSecrets(*stored.seeds)
+        found = cls(secrets, session_id, stored.querier, stored.answerer, style, device, store)
+        terms = SessionAgreement(session_id, stored.querier, stored.answerer, stored.circuit, stored.style)
+        found._circuit = Circuit.from_json(stored.circuit, "the store")
+        found._seeds, found._weights = secrets, stored.weights
+        found._kept = Kept(store, session_id, terms.digest)
+        found._num_batches = found._kept.last_index + 1
+        found._prepare_maps()
+        return found
 
     def _prepare_maps(self) -> None:
         steps = zip(self.circuit.linear_steps, self._weights, strict=True)
@@ -121,13 +153,17 @@ class HelpingSession:
 
     def close(self) -> Program[None]:
         """Session: both clients may forget it."""
+        if self._store is not None:
+            self._store.close(self.session_id)
         for party in (self.answerer, self.querier):
             expect(Acknowledged, (yield Request(party, SessionEnd(self.session_id))), self)
 
-    def prepare(self, batch_size: int) -> Program[HelpingBatch]:
-        """Offline: everything that does not depend on the queries."""
+    def prepare(self, batch_size: int, *, is_kept: bool = False) -> Program[HelpingBatch]:
+        """Offline: everything that does not depend on the queries. `is_kept`: it goes to the store next (`keep`)."""
         index = self._num_batches
         self._num_batches += 1
+        if self._kept is not None and not is_kept:
+            self._kept.use_up(index)  # no process after this one begins it again
         batch = HelpingBatch(self, index, batch_size)
         request = BatchRequest(self.session_id, index, batch_size)
         reply = expect(Correlations, (yield Request(self.querier, request, batch.party.multiply)), self, index)
@@ -135,6 +171,21 @@ class HelpingSession:
         carries = Carries(self.session_id, index, batch_size, bits)
         batch.begun_with(expect(AnswererTurn, (yield Request(self.answerer, carries)), self, index))
         return batch
+
+    @property
+    def waiting(self) -> list[int]:
+        """Batches of it in the store that are dealt and not used."""
+        return self._kept.waiting if self._kept else []
+
+    def keep(self, batch: HelpingBatch) -> None:
+        """To the store, for later."""
+        assert self._kept is not None, "the session has no store"
+        self._kept.put(batch.index, batch.stored())
+
+    def take(self, index: int) -> HelpingBatch:
+        """From the store, once."""
+        assert self._kept is not None, "the session has no store"
+        return HelpingBatch.restored(self, index, self._kept.take(index, StoredPart))
 
 
 def expect(kind: type[_M], reply: Message, session: HelpingSession, index: int | None = None) -> _M:
@@ -168,6 +219,20 @@ class HelpingBatch:
         """Offline: what the answering party said before there was a query."""
         self._check(turn)
         self._first_turn = turn.parts
+
+    def stored(self) -> StoredPart:
+        """After `prepare`: all that is needed to answer later."""
+        kept = self.party.prepared()
+        return StoredPart(
+            self.size, kept.shares, kept.betas, kept.epsilons, kept.carries, kept.comparisons, self._first_turn
+        )
+
+    @classmethod
+    def restored(cls, session: HelpingSession, index: int, stored: StoredPart) -> HelpingBatch:
+        batch = cls(session, index, stored.batch_size)
+        batch.party.load(Prepared(stored.shares, stored.betas, stored.epsilons, stored.carries, stored.comparisons))
+        batch._first_turn = stored.first_turn
+        return batch
 
     def answer(self) -> Program[Tensor]:
         """Online: the answering party's masked output plus the server's share of it."""

@@ -14,8 +14,10 @@ with `published` ones every sign (docs/leakage-ledger.md, line 5).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +46,8 @@ from bilateral.protocols.share.prediction.messages import (
     SummedLogits,
 )
 from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
+from bilateral.protocols.share.prediction.store import CorrelationStore, Kept
+from bilateral.protocols.share.prediction.stored import StoredAnswering, StoredHelping, StoredQuerying
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.ring.streams import SessionAgreement
 from bilateral.protocols.transport import SERVER, Traffic, Transport
@@ -51,8 +55,9 @@ from bilateral.randomness import Randomness, SecureRandomness
 
 SESSION_ID_BYTES: Final = 16
 _VALUES_OF_A_BATCH: Final = 1 << 17
-_VALUES_AT_ONCE: Final = 1 << 25
-"""Of the queries that are prepared together: their correlations are all in memory, some 20 bytes a value."""
+_VALUES_AT_ONCE: Final = 1 << 24
+"""Of the queries that are prepared together. Their correlations are in memory, some 50 bytes a value, and those of the
+next ones too."""
 _S = TypeVar("_S")
 
 
@@ -64,11 +69,17 @@ class PredictionClient:
 
     @checked
     def __init__(
-        self, keys: KeyRing, style: ComparisonStyle = DEFAULT_STYLE, device: torch.device | None = None
+        self,
+        keys: KeyRing,
+        style: ComparisonStyle = DEFAULT_STYLE,
+        device: torch.device | None = None,
+        *,
+        store: CorrelationStore | None = None,
     ) -> None:
+        """`store`: where sessions and batches that are dealt ahead outlive this process."""
         self.name = keys.name
         keys.claim("secret-shared prediction")
-        self._keys, self._style, self._device = keys, style, device
+        self._keys, self._style, self._device, self._store = keys, style, device, store
         self._model: FixedPointModel | None = None
         self._queries: Tensor | None = None
         self._expected = 0
@@ -77,11 +88,18 @@ class PredictionClient:
         self._seen: set[bytes] = set()
         self._answering: dict[bytes, AnsweringSession] = {}
         self._querying: dict[bytes, QueryingSession] = {}
+        if store is not None:
+            self._restore_querying(store)
 
     def offer(self, model: FixedPointModel) -> None:
-        """Answer with this network from now on. Open sessions end: masks of weights are for one model."""
+        """Answer with this network from now on. Open sessions end: masks of weights are for one model.
+
+        Those in the store that are about this very network go on.
+        """
         self._model = model.to(self._device)
         self._answering.clear()
+        if self._store is not None:
+            self._restore_answering(self._store, self._model)
 
     def ask(self, queries: Tensor) -> None:
         """The queries (floats, batch first) to be asked next."""
@@ -161,9 +179,49 @@ class PredictionClient:
             terms.seed(self._keys.pair_secret(message.querier)),
             terms.seed(self._keys.pair_secret(SERVER)),
         )
-        session = AnsweringSession(seeds, self._model, self._style, SERVER, self._device)
+        if self._store is not None:
+            secrets = seeds.with_querier, seeds.with_server
+            stored = StoredAnswering(
+                message.querier, self.name, circuit, self._style.name, secrets, self._model.digest()
+            )
+            self._store.keep_session(message.session_id, stored)
+        session = self._answering_session(seeds, self._model, terms)
         self._answering[message.session_id] = session
         return session.masked_model()
+
+    def _answering_session(
+        self, seeds: AnsweringSeeds, model: FixedPointModel, terms: SessionAgreement
+    ) -> AnsweringSession:
+        return AnsweringSession(seeds, model, self._style, SERVER, self._device, self._kept(terms))
+
+    def _querying_session(self, seeds: QueryingSeeds, circuit: Circuit, terms: SessionAgreement) -> QueryingSession:
+        return QueryingSession(seeds, circuit, self._style, SERVER, self._device, self._kept(terms))
+
+    def _kept(self, terms: SessionAgreement) -> Kept | None:
+        return Kept(self._store, terms.session_id, terms.digest) if self._store is not None else None
+
+    def _restore_answering(self, store: CorrelationStore, model: FixedPointModel) -> None:
+        """Sessions about other networks, or in another style, are over."""
+        for session_id in store.open_sessions(StoredAnswering):
+            stored = store.session(session_id, StoredAnswering)
+            if stored.model != model.digest() or stored.style != self._style.name:
+                store.close(session_id)
+                continue
+            terms = SessionAgreement(session_id, stored.querier, self.name, stored.circuit, stored.style)
+            seeds = AnsweringSeeds(session_id, *stored.seeds)
+            self._answering[session_id] = self._answering_session(seeds, model, terms)
+
+    def _restore_querying(self, store: CorrelationStore) -> None:
+        for session_id in store.open_sessions(StoredQuerying):
+            stored = store.session(session_id, StoredQuerying)
+            if stored.style != self._style.name:
+                store.close(session_id)
+                continue
+            terms = SessionAgreement(session_id, self.name, stored.answerer, stored.circuit, stored.style)
+            circuit = Circuit.from_json(stored.circuit, "the store")
+            self._querying[session_id] = self._querying_session(
+                QueryingSeeds(session_id, *stored.seeds), circuit, terms
+            )
 
     def _open_querying(self, message: SessionNotice) -> Message:
         circuit = Circuit.from_json(message.circuit, message.answerer)
@@ -176,14 +234,19 @@ class PredictionClient:
             terms.seed(self._keys.pair_secret(message.answerer)),
             terms.seed(self._keys.pair_secret(SERVER)),
         )
-        self._querying[message.session_id] = QueryingSession(seeds, circuit, self._style, SERVER, self._device)
+        if self._store is not None:
+            secrets = seeds.with_answerer, seeds.with_server
+            stored = StoredQuerying(self.name, message.answerer, message.circuit, self._style.name, secrets)
+            self._store.keep_session(message.session_id, stored)
+        self._querying[message.session_id] = self._querying_session(seeds, circuit, terms)
         return Acknowledged(message.session_id)
 
     def _claim(self, session_id: bytes, other: str) -> None:
         """A second session of the same name would use the same masks, and the server would know its own."""
         if other == SERVER:
             raise ProtocolError(f"{SERVER} opened a session with itself as the other client.")
-        if len(session_id) != SESSION_ID_BYTES or session_id in self._seen:
+        was_there = session_id in self._seen or (self._store is not None and self._store.is_known(session_id))
+        if len(session_id) != SESSION_ID_BYTES or was_there:
             raise ProtocolError(f"{SERVER} opened a session whose name is not a new one.")
         self._seen.add(session_id)
 
@@ -207,7 +270,7 @@ class PredictionClient:
         left: list[Tensor] = []
         for session, batch_index in zip(sessions, message.batch_indices, strict=True):
             queries, mask, left_range = session.finish(batch_index)
-            left.append(left_range)
+            left.append(left_range[: queries.stop - queries.start])
             covered.add((queries.start, queries.stop))
             expect_tensor(SERVER, "logits", message.logits, tuple(mask.shape), torch.int64)
             total = total - (mask << (message.fraction_bits - session.circuit.output.fraction_bits))
@@ -218,7 +281,7 @@ class PredictionClient:
         if any(first < stop and start < first + len(part) for first, part in self._answers.items()):
             raise ProtocolError(f"{SERVER} answered queries twice.", remedy="Ask all of them again.")
         self._left_range[start] = torch.stack(left).any(0)
-        self._answers[start] = ring.decode(total.cpu(), message.fraction_bits) / divisor
+        self._answers[start] = ring.decode(total[: stop - start].cpu(), message.fraction_bits) / divisor
         return Acknowledged(message.session_ids[0])
 
     def _close(self, message: SessionEnd) -> Message:
@@ -226,6 +289,8 @@ class PredictionClient:
         if self._answering.pop(message.session_id, None) is None:
             _of(self._querying, message.session_id)
             del self._querying[message.session_id]
+        if self._store is not None:
+            self._store.close(message.session_id)
         return Acknowledged(message.session_id)
 
 
@@ -248,8 +313,13 @@ class PredictionServer:
         randomness: Randomness | None = None,
         device: torch.device | None = None,
         on_answered: Callable[[int], None] = lambda _: None,
+        store: CorrelationStore | None = None,
     ) -> None:
-        """`on_answered` is told how many queries were answered, part by part: secret sharing takes its time."""
+        """`on_answered` is told how many queries were answered, part by part: secret sharing takes its time.
+
+        `store`: where sessions and batches that are dealt ahead outlive this process.
+        """
+        self._store = store
         self.traffic = Traffic()
         self._on_answered = on_answered
         self._keys, self._transport, self._style, self._device = keys, transport, style, device
@@ -272,14 +342,81 @@ class PredictionServer:
         self._num_sessions += 1
         session_id = self._randomness.child("session", self._num_sessions).random_bytes(SESSION_ID_BYTES)
         secrets = HelpingSecrets(self._keys.pair_secret(querier), self._keys.pair_secret(answerer))
-        return HelpingSession(secrets, session_id, querier, answerer, self._style, self._device)
+        return HelpingSession(secrets, session_id, querier, answerer, self._style, self._device, self._store)
+
+    def stored_sessions(self, querier: str, answerers: Sequence[str]) -> list[HelpingSession]:
+        """The sessions of these clients that were kept in the store, in the order of `answerers`."""
+        store = self._the_store()
+        found: dict[str, HelpingSession] = {}
+        for session_id in store.open_sessions(StoredHelping):
+            stored = store.session(session_id, StoredHelping)
+            if stored.querier == querier and stored.answerer in answerers and stored.answerer not in found:
+                found[stored.answerer] = HelpingSession.restored(store, session_id, self._style, self._device)
+        if missing := [name for name in answerers if name not in found]:
+            raise ProtocolError(
+                f"The store has no session of {querier} with {', '.join(missing)}.", remedy="Open sessions, and deal."
+            )
+        return [found[name] for name in answerers]
+
+    def deal_ahead(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
+        """Offline, to the store: for so many queries, which nobody needs to have yet (`PredictionClient.expect`)."""
+        self._the_store()
+        for size in _parts(num_queries, batch_size([session.circuit for session in sessions])):
+            batches = run_together(
+                [session.prepare(size, is_kept=True) for session in sessions], self._transport, self.traffic
+            )
+            for session, batch in zip(sessions, batches, strict=True):
+                session.keep(batch)
+
+    def answer_ahead(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
+        """Online only: so many queries, from what the store has. Each batch is used up when it is taken."""
+        left = num_queries
+        while left > 0:
+            waiting = [session.waiting for session in sessions]
+            if not all(waiting):
+                raise ProtocolError(
+                    f"The store has nothing more that was dealt for these sessions, and {left} queries are left.",
+                    remedy="Deal ahead for more queries, or ask fewer.",
+                )
+            bundle = [session.take(indices[0]) for session, indices in zip(sessions, waiting, strict=True)]
+            if len({batch.size for batch in bundle}) != 1:
+                raise ProtocolError(
+                    f"What waits for these sessions was dealt for {sorted({batch.size for batch in bundle})} queries.",
+                    remedy="Deal for all sessions that answer together at once.",
+                )
+            self.answer([bundle])
+            self._on_answered(min(left, bundle[0].size))
+            left -= bundle[0].size
+
+    def _the_store(self) -> CorrelationStore:
+        if self._store is None:
+            raise ProtocolError("This server keeps nothing.", remedy="Give PredictionServer a `store`.")
+        return self._store
 
     def predict(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
         """The querying party's next queries: it gets the sum of all answering parties' logits for each of them."""
+        self.answer_all(self.asking(sessions, num_queries))
+
+    def asking(self, sessions: Sequence[HelpingSession], num_queries: int) -> Asking:
+        """So many queries that one client has, or will have. Nothing is dealt for them yet."""
         size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
-        for count in _parts(num_queries, max(1, _VALUES_AT_ONCE // size)):
-            self.answer(self.prepare(sessions, count))
-            self._on_answered(count)
+        return Asking(tuple(sessions), deque(_parts(num_queries, max(1, _VALUES_AT_ONCE // size))))
+
+    def answer_all(self, asking: Asking, following: Asking | None = None) -> None:
+        """Answer all these queries. While a part of them is computed, the next part is dealt for, or the first of
+        those that follow: whoever asks them has nothing else to do."""
+        if asking.dealt is None and asking.waiting:
+            asking.deal(run_together(asking.programs(), self._transport, self.traffic))
+        while asking.dealt is not None:
+            part, asking.dealt = asking.dealt, None
+            ahead = asking if asking.waiting else following
+            dealing = ahead.programs() if ahead and ahead.dealt is None and ahead.waiting else []
+            online: list[Program[Any]] = [batch.answer() for bundle in part for batch in bundle]
+            done: list[Any] = run_together([*online, *dealing], self._transport, self.traffic)
+            if ahead and dealing:
+                ahead.deal(done[len(online) :])
+            self._deliver(part, done[: len(online)])
+            self._on_answered(sum(bundle[0].size for bundle in part))
 
     def close(self, sessions: Sequence[HelpingSession]) -> None:
         """Let both clients forget these sessions."""
@@ -289,16 +426,43 @@ class PredictionServer:
         """Offline, for so many queries: batches, each with a part for every session."""
         sizes = _parts(num_queries, batch_size([session.circuit for session in sessions]))
         programs = [session.prepare(size) for size in sizes for session in sessions]
-        prepared = run_together(programs, self._transport, self.traffic)
-        return [prepared[start : start + len(sessions)] for start in range(0, len(prepared), len(sessions))]
+        return in_bundles(run_together(programs, self._transport, self.traffic), len(sessions))
 
     def answer(self, batches: Sequence[Sequence[HelpingBatch]]) -> None:
         """Online: answer the prepared batches, and tell the querying party the sums."""
-        shares = iter(
-            run_together([part.answer() for batch in batches for part in batch], self._transport, self.traffic)
-        )
-        sums = [_deliver(batch, [next(shares) for _ in batch]) for batch in batches]
+        programs = [part.answer() for batch in batches for part in batch]
+        self._deliver(batches, run_together(programs, self._transport, self.traffic))
+
+    def _deliver(self, batches: Sequence[Sequence[HelpingBatch]], shares: Sequence[Tensor]) -> None:
+        left = iter(shares)
+        sums = [_deliver(batch, [next(left) for _ in batch]) for batch in batches]
         run_together(sums, self._transport, self.traffic)
+
+
+@dataclass(repr=False)
+class Asking:
+    """What one client asks of all who answer it, in parts."""
+
+    sessions: tuple[HelpingSession, ...]
+    waiting: deque[int]
+    """Sizes of the parts that are not dealt for."""
+    dealt: list[list[HelpingBatch]] | None = None
+    """The part that comes next: batches, each with one for every session."""
+
+    def programs(self) -> list[Program[HelpingBatch]]:
+        """The dealing for the first waiting part."""
+        sizes = _parts(self.waiting[0], batch_size([session.circuit for session in self.sessions]))
+        return [session.prepare(size) for size in sizes for session in self.sessions]
+
+    def deal(self, prepared: Sequence[HelpingBatch]) -> None:
+        """What these programs gave."""
+        self.waiting.popleft()
+        self.dealt = in_bundles(prepared, len(self.sessions))
+
+
+def in_bundles(batches: Sequence[HelpingBatch], num_sessions: int) -> list[list[HelpingBatch]]:
+    """One batch of every session goes together: the same queries."""
+    return [list(batches[start : start + num_sessions]) for start in range(0, len(batches), num_sessions)]
 
 
 def _deliver(batch: Sequence[HelpingBatch], shares: Sequence[Tensor]) -> Program[None]:

@@ -24,6 +24,8 @@ from bilateral.protocols.share.prediction.messages import (
     QueryShare,
     SelectedValues,
 )
+from bilateral.protocols.share.prediction.store import Kept
+from bilateral.protocols.share.prediction.stored import StoredDealt
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.ring.streams import Stream
 
@@ -67,13 +69,19 @@ class QueryingSession:
         style: ComparisonStyle,
         sender: str,
         device: torch.device | None = None,
+        kept: Kept | None = None,
     ) -> None:
+        """`kept`: where batches wait that are dealt ahead; in memory, if there is no such place."""
         self.circuit = circuit
+        self._kept = kept
         self._seeds, self._sender, self._device = seeds, sender, device
         self._dealer = Dealer(circuit, style, DealerSeeds(seeds.with_answerer, seeds.with_server), device)
-        self._last_batch = -1
+        self._last_batch = kept.last_index if kept else -1
         self._next_query = 0
         self._open: dict[int, _QueryingBatch] = {}
+        for index in kept.waiting if kept else ():
+            batch = Batch(index, kept.look(index, StoredDealt).batch_size)  # type: ignore[union-attr]
+            self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
 
     @property
     def num_dealt_ahead(self) -> int:
@@ -103,6 +111,8 @@ class QueryingSession:
         expect_batch(self._sender, self.circuit, size)
         self._make_room(at_most - self._next_query - size)
         batch = Batch(index, size)
+        if self._kept:
+            self._kept.put(index, StoredDealt(size))
         self._last_batch = index
         self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
         dealt = self._dealer.deal(batch)
@@ -120,16 +130,18 @@ class QueryingSession:
         batch = opened.batch
         if opened.queries is not None:
             raise ProtocolError(f"{self._sender} asked twice for the queries of batch {batch.index}.")
-        if self._next_query + batch.size > len(queries):
-            raise ProtocolError(
-                f"{self._sender} asked for the queries of a batch of {batch.size}, but not so many are left to ask."
-            )
+        if self._next_query >= len(queries):
+            raise ProtocolError(f"{self._sender} asked for the queries of a batch of {batch.size}, but none are left.")
         check_takes(self.circuit, queries, self._sender)
-        chosen = slice(self._next_query, self._next_query + batch.size)
+        chosen = slice(self._next_query, min(self._next_query + batch.size, len(queries)))
         self._check_range(queries[chosen])
         mask = Stream(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
         encoded = ring.encode(queries[chosen], FRACTION_BITS).to(mask.device)
+        if missing := batch.size - len(encoded):  # dealt ahead for more than are asked: zeros, which nobody can tell
+            encoded = torch.cat([encoded, encoded.new_zeros(missing, *encoded.shape[1:])])
         share = encoded - mask.words(*encoded.shape)
+        if self._kept:
+            self._kept.take(batch.index, StoredDealt)
         opened.queries, self._next_query = chosen, chosen.stop
         return QueryShare(self._seeds.session_id, batch.index, share.cpu())
 

@@ -10,6 +10,7 @@ because a mask that hides two values hides neither.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -47,10 +48,18 @@ class SessionAgreement:
 
     def seed(self, pair_secret: bytes) -> bytes:
         """The seed of one pair in this session."""
-        label = injective(
+        return HKDFExpand(SHA256(), SEED_BYTES, self._label).derive(pair_secret)
+
+    @property
+    def digest(self) -> bytes:
+        """Names these terms and no others."""
+        return hashlib.sha256(self._label).digest()
+
+    @property
+    def _label(self) -> bytes:
+        return injective(
             "bilateral share session v1", self.session_id, self.querier, self.answerer, self.circuit, self.style
         )
-        return HKDFExpand(SHA256(), SEED_BYTES, label).derive(pair_secret)
 
 
 class Stream:
