@@ -13,22 +13,32 @@ from bilateral.protocols.share.gates.sealed import Compared, Correlation, Width
 from bilateral.protocols.share.gates.talk import Speaker
 from bilateral.protocols.share.ring.streams import Stream
 
-R, PLANES, SELECTION = 0, 1, 2
-"""The draws of the first party's part; the second's are its part of r, and its own planes (at `PLANES`)."""
+R, PLANES = "r", "planes"
 
 
 class Planned:
-    """A stream of which some draws are changed: sabotage, or a case that chance would never give."""
+    """A stream with some of what is drawn for a comparison changed: sabotage, or a case that chance would never give.
 
-    def __init__(self, seed, party, changes=None):
+    Both parties draw their part of r first, then planes of bits (the first one's are those in place of what is dealt to
+    the second, then its own); the first draws its shares of beta and r beta last.
+    """
+
+    def __init__(self, seed, party, changes=None, width=None):
         self._stream = Stream(f"{party} {seed}".encode().ljust(32), "comparison", 0, 0)
-        self._changes, self._num_draws = changes or {}, 0
+        self._changes, self._width, self._has_selection = changes or {}, width, party == "first"
 
     def words(self, *shape):
         drawn = self._stream.words(*shape)
-        change = self._changes.get(self._num_draws)
-        self._num_draws += 1
-        return change(drawn) if change else drawn
+        if not self._changes:
+            return drawn
+        count, words = self._width.count, self._width.words
+        end = len(drawn) - 2 * count * self._has_selection
+        r, bits, selection = drawn[:count], drawn[count:end].view(-1, words), drawn[end:]
+        changed = [change(part) for part, change in ((r, self._change(R)), (bits, self._change(PLANES)))]
+        return torch.cat([*(part.reshape(-1) for part in changed), selection])
+
+    def _change(self, name):
+        return self._changes.get(name, lambda drawn: drawn)
 
 
 @dataclass
@@ -51,7 +61,7 @@ class Dealing:
 
 def dealing(width, seed=0, first=None, second=None):
     """A dealer's work, and both parties' parts of it. `first`, `second`: changes of draws (`Planned`)."""
-    streams = [(Planned(seed, "first", first), Planned(seed, "second", second)) for _ in range(2)]
+    streams = [(Planned(seed, "first", first, width), Planned(seed, "second", second, width)) for _ in range(2)]
     sent = sealed.deal(*streams[0], width)
     return Dealing(width, sealed.first_part(streams[1][0], width), sealed.second_part(streams[1][1], sent, width), sent)
 

@@ -1,8 +1,8 @@
 """What anybody sees of a sealed comparison is uniform, whatever is compared; sabotage is caught by the same tests.
 
 Three ways to look. Statistics of everything that is opened, alone, pairwise, and in random parities together with all
-that a party holds. The other world: for any other x there is a correlation, just as likely, under which a party sees the
-same bits to the last. And the dealer, who hears nothing.
+that a party holds. The other world: for any other x there is a correlation, just as likely, under which a party sees
+the same bits to the last. And the dealer, who hears nothing.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ def test_no_parity_of_what_a_party_holds_and_sees_tells_anything(name, is_first)
 
 @adversarial
 def test_what_is_dealt_is_uniform_to_the_second_party_given_its_seed_whatever_r_and_beta_are(name):
-    """r is fixed for all elements, and so is beta; the second party's seed is one and the same. Only the first's varies.
+    """r is fixed for each element, and so is beta, and the second party's seed is one and the same.
 
-    r as it would be if x were as named and y zero.
+    Only the first's seed varies. r is as it would be if x were as named and y zero.
     """
     width, r = Width(COUNT, 8), -ADVERSARIAL[name]()
     own = dealing(width, 16).second
@@ -173,8 +173,8 @@ def test_what_is_dealt_is_uniform_to_the_second_party_given_its_seed_whatever_r_
                     drawn[: width.dealt_shapes[0][0]], (own.blind ^ beta)[None], drawn[width.dealt_shapes[0][0] + 1 :]
                 ]),
             }  # fmt: skip
-            sent = sealed.deal(Planned(seed, "first", planned), Planned(16, "second"), width)
-            betas = sealed.beta_of(Planned(seed, "first", planned), Planned(16, "second"), width)
+            sent = sealed.deal(Planned(seed, "first", planned, width), Planned(16, "second"), width)
+            betas = sealed.beta_of(Planned(seed, "first", planned, width), Planned(16, "second"), width)
             assert bool((betas == -beta).all())
             views.append(sent)
             for part in sent:
@@ -312,6 +312,6 @@ def test_tables_that_are_dealt_in_the_clear_are_caught():
     width, r = Width(COUNT, 8), ADVERSARIAL["constant"]()
     own = dealing(width, 29).second
     planned = {R: lambda drawn: r - own.r, PLANES: torch.zeros_like}
-    sent = sealed.deal(Planned(29, "first", planned), Planned(29, "second"), width)
+    sent = sealed.deal(Planned(29, "first", planned, width), Planned(29, "second"), width)
     with pytest.raises(AssertionError):
         assert_uniform(sent[0])
