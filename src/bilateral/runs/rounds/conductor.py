@@ -17,11 +17,11 @@ import torch
 
 from bilateral.documents import parse_json
 from bilateral.engine.checkpoint import Checkpoint, putting_back
-from bilateral.engine.events import MessageRefused, SiteMissed
+from bilateral.engine.events import MAX_REASON, MessageRefused, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
 from bilateral.engine.kind import ENROLMENT, ROUNDS, Sites, kind_named
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.edge import MAX_REASON, REFUSED, REPLY, SiteSilentError
+from bilateral.engine.remote.edge import REFUSED, REPLY, SiteSilentError
 from bilateral.engine.run_directory import RunDirectory, write_json
 from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
 from bilateral.engine.term import LOCK_PATIENCE, Term
