@@ -28,9 +28,8 @@ from bilateral.engine.flare.kit_builder import ENVIRONMENT, KIT_VARIABLE, OPTION
 from bilateral.engine.flare.provisioning import Kits, party_organisation
 from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
 from bilateral.errors import DeploymentError
+from bilateral.protocols.transport import SERVER
 
-SERVER = "server"
-"""The name of the server here; sites have their own."""
 _MARK = "BILATERAL_PARTY"
 _MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
