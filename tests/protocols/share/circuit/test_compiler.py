@@ -11,6 +11,9 @@ from torch import nn
 from bilateral.errors import BilateralError, ModelError, NumericalRangeError, UnsupportedLayerError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import Add, MaxPool, Relu
+from bilateral.protocols.share.circuit.plaintext import predict
+from bilateral.protocols.share.computing.dealer import widths
+from bilateral.protocols.share.gates.styles import HARDENED, SEALED
 
 SHAPE = (2, 8, 8)
 
@@ -264,6 +267,37 @@ def test_weights_that_fixed_point_cannot_hold_are_refused(size):
 def test_activations_out_of_range_are_refused_with_their_size_and_place():
     with pytest.raises(NumericalRangeError, match=r"reaches \d+ at .*below 4096"):
         compile_model(Own(SUPPORTED["view"]), queries_like(SHAPE, size=3000.0))
+
+
+@pytest.mark.parametrize(("value_bits", "digits"), [(12, 8), (8, 7), (6, 7), (4, 6), (3, 6)])
+def test_a_narrower_range_takes_fewer_digits_and_the_answers_are_still_right(value_bits, digits):
+    """Eight bits before the point and twenty behind it are seven digits of four bits, not eight."""
+    model, queries = Own(SUPPORTED["view"]), 0.1 * queries_like(SHAPE)
+    compiled = compile_model(model, queries, value_bits=value_bits)
+    assert compiled.circuit.value_bits == value_bits
+    assert compiled.circuit.comparisons
+    for width in widths(compiled.circuit, SEALED, len(queries)):
+        assert width.digits == digits
+    for style in (SEALED, HARDENED):
+        found = Group(style=style).predict(queries, compiled)
+        assert (found - predict(compiled, queries)).abs().max() < 2**-12
+
+
+@pytest.mark.parametrize("value_bits", [2, 3, 6, 11])
+def test_samples_that_come_near_a_stated_range_are_refused_with_the_size_that_they_reach(value_bits):
+    """Four times of room are wanted, since nobody sees a comparison that was wrong."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU())
+    nn.init.ones_(model[0].weight)
+    inside = torch.full((1, 1), 2.0**value_bits / 4 - 2.0**-8)
+    assert compile_model(model, inside, value_bits=value_bits).circuit.value_bits == value_bits
+    with pytest.raises(NumericalRangeError, match=f"compares numbers below {2**value_bits} and wants 4 times of room"):
+        compile_model(model, inside + 2.0**-8, value_bits=value_bits)
+
+
+@pytest.mark.parametrize("value_bits", [-1, 0, 1, 13, 64])
+def test_a_range_that_no_comparison_has_is_a_model_error(value_bits):
+    with pytest.raises(ModelError, match="2 to 12 bits"):
+        compile_model(Own(SUPPORTED["view"]), queries_like(SHAPE), value_bits=value_bits)
 
 
 def test_samples_that_are_no_numbers_are_refused():

@@ -1,6 +1,6 @@
 """Many real images: every secret-shared logit is plaintext fixed point's within 2^-12, and the class is float's.
 
-Run by name: `pytest -m long tests/protocols/share/prediction/test_agreement_long.py -s`.
+Run by name: `pytest -m long tests/protocols/share/prediction/test_agreement_long.py -s` (`-k sealed` for one style).
 BILATERAL_NUM_PREDICTIONS sets how many images (10,000 unless told).
 All three parties run in this process, so this measures agreement and not speed.
 """
@@ -21,6 +21,7 @@ from bilateral.errors import MissingDataError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import predict
+from bilateral.protocols.share.gates.styles import HARDENED, SEALED
 
 pytestmark = pytest.mark.long
 NUM_IMAGES = int(os.environ.get("BILATERAL_NUM_PREDICTIONS", "10000"))
@@ -61,11 +62,12 @@ def chosen_images(dataset):
     return pool[torch.arange(NUM_IMAGES) % len(pool)]
 
 
+@pytest.mark.parametrize("style", [SEALED, HARDENED], ids=lambda style: style.name)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_logit_of_real_images_agrees_with_plaintext_and_the_class_with_float(images, name):
+def test_every_logit_of_real_images_agrees_with_plaintext_and_the_class_with_float(images, name, style):
     model = trained(name, images.train)
     compiled = compile_model(model, images.train.inputs[:256])
-    group = Group()
+    group = Group(style=style)
     sessions = group.open(compiled)
     worst, num_equal, num_done, started = 0.0, 0, 0, time.monotonic()
     for queries in chosen_images(images).split(BATCH):
@@ -78,9 +80,9 @@ def test_every_logit_of_real_images_agrees_with_plaintext_and_the_class_with_flo
         if num_done % 512 < BATCH or num_done == NUM_IMAGES:
             seconds = time.monotonic() - started
             sys.stderr.write(
-                f"{name}: {num_done} of {NUM_IMAGES} images, {seconds:.0f} s, largest difference 2^"
+                f"{name}, {style.name}: {num_done} of {NUM_IMAGES} images, {seconds:.0f} s, largest difference 2^"
                 f"{torch.tensor(worst).log2():.1f}, classes equal {num_equal / num_done:.4%}\n"
             )
         assert worst < TOLERANCE, f"{name}: a logit differs by {worst} after {num_done} images"
-    assert num_done == NUM_IMAGES
+    assert num_done == NUM_IMAGES  # both styles within the bound of one oracle: they differ by twice of it at most
     assert num_equal >= 0.999 * NUM_IMAGES

@@ -255,6 +255,7 @@ class HelpingBatch:
             self._number += 1
             self._check(turn)
             speaker.hear(turn.parts)
+        speaker.expect_end()
         if speaker.take_told():
             raise MalformedMessageError(f"{session.answerer} gave the output before the server had said all.")
         return speaker.result

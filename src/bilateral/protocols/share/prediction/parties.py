@@ -430,6 +430,12 @@ class PredictionServer:
 
     def answer(self, batches: Sequence[Sequence[HelpingBatch]]) -> None:
         """Online: answer the prepared batches, and tell the querying party the sums."""
+        for batch in batches:
+            if len({part.size for part in batch}) != 1:
+                raise ProtocolError(
+                    f"Batches for {sorted({part.size for part in batch})} queries cannot be answered together.",
+                    remedy="Prepare for all sessions that answer together at once.",
+                )
         programs = [part.answer() for batch in batches for part in batch]
         self._deliver(batches, run_together(programs, self._transport, self.traffic))
 

@@ -123,6 +123,8 @@ class QueryingSession:
         for index in waiting:  # in the order in which they were dealt
             if self.num_dealt_ahead > at_most:
                 del self._open[index]
+                if self._kept:
+                    self._kept.use_up(index)
 
     def share_queries(self, message: QueryRequest, queries: Tensor) -> QueryShare:
         """Online: the server's share of the next queries; the answering party's comes from the seed."""
