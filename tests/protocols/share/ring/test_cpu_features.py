@@ -92,7 +92,7 @@ def test_a_kernel_may_be_forced_by_argument_or_variable_but_not_without_its_inst
 
 
 @pytest.mark.parametrize(
-    ("shape", "groups"), [((4, 64, 3, 3), 1), ((64, 1, 3, 3), 64), ((64, 32, 3, 3), 2), ((64, 3, 1, 1), 1)]
+    ("shape", "groups"), [((4, 64, 3, 3), 1), ((64, 1, 3, 3), 64), ((64, 32, 3, 3), 2), ((64, 3, 3, 3), 1)]
 )
 def test_shapes_that_would_leave_tiles_empty_are_for_the_other_kernels(machine, shape, groups):
     machine(AMX)

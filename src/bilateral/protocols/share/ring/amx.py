@@ -13,16 +13,18 @@ from bilateral.protocols.share.ring.kernels import LINE, Words
 from bilateral.protocols.share.ring.threads import flat, in_parts
 from bilateral.protocols.share.ring.window import Window
 
-FEW_CHANNELS: Final = 8
-"""Fewer would leave most of a tile's depth empty: then windows are copied side by side, as channels."""
+CHANNELS: Final = 8  # channels are filled up to a multiple of it
 DIGIT_WORDS: Final = 1 << 18
 """Words of x that are split into digits at once: they stay in the caches."""
 _BEYOND: Final = 1 << 40  # no image is so high
 
 
-def fits(rows: int, depth: int, groups: int) -> bool:
-    """Whether AMX can do it and a good part of its tiles is used."""
-    return groups == 1 and rows >= amx_kernels.SIDE // 2 and amx_kernels.DEPTH // 4 <= depth <= amx_kernels.MAX_DEPTH
+def fits(weight: Tensor, groups: int = 1) -> bool:
+    """Whether AMX can do it, and enough of its tiles is used that it is faster (weights: out, in, and a window's)."""
+    rows, channels, taps = weight.shape[0], weight.shape[1], weight[0, 0].numel()
+    room = _rounded(taps * _rounded(channels, CHANNELS), amx_kernels.DEPTH)
+    used = 4 * taps * channels >= room and 2 * rows >= amx_kernels.SIDE
+    return used and groups == 1 and room <= amx_kernels.MAX_DEPTH
 
 
 def num_digits(weight_bits: int) -> int:
@@ -52,7 +54,7 @@ class _Weights:
 
     def __init__(self, weight: Tensor, weight_bits: int) -> None:
         self.rows, taps, channels = weight.shape
-        self.channels = _rounded(channels, 8)
+        self.channels = _rounded(channels, CHANNELS)
         self.granule = next(size for size in (64, 32, 16, 8) if self.channels % size == 0)
         self.depth = -(-taps * self.channels // amx_kernels.DEPTH)
         self.digits = num_digits(weight_bits)
@@ -131,12 +133,6 @@ class AmxConv2d:
     """x (batch, in, height, width) -> the convolution with weight, modulo 2^64. One group."""
 
     def __init__(self, weight: Tensor, window: Window, weight_bits: int) -> None:
-        down, along = window.kernel
-        self._side_by_side = weight.shape[1] < FEW_CHANNELS and down * along > 1
-        self._windows = window
-        if self._side_by_side:
-            weight = weight.reshape(weight.shape[0], -1, 1, 1)
-            window = Window((1, 1), (1, 1), (0, 0), (1, 1), 1)
         self._window = window
         self._weights = _Weights(weight.permute(0, 2, 3, 1).flatten(1, 2), weight_bits)
         lines = torch.arange(window.kernel[0]) * window.dilation[0]
@@ -144,12 +140,11 @@ class AmxConv2d:
         self._taps = self._weights.taps(torch.cartesian_prod(lines, columns))
 
     def __call__(self, x: Tensor) -> Tensor:
-        size = self._windows.output_size(*x.shape[2:])
-        images = _windows(x, self._windows, size) if self._side_by_side else x
+        size = self._window.output_size(*x.shape[2:])
         out = torch.empty((x.shape[0], self._weights.rows, *size), dtype=torch.int64)
-        at_once = max(1, DIGIT_WORDS // images[0].numel())
+        at_once = max(1, DIGIT_WORDS // x[0].numel())
         for first in range(0, x.shape[0], at_once):
-            self._convolve(images[first : first + at_once], out[first : first + at_once])
+            self._convolve(x[first : first + at_once], out[first : first + at_once])
         return out
 
     def _convolve(self, images: Tensor, out: Tensor) -> None:
@@ -177,19 +172,3 @@ class AmxConv2d:
             samples_first=False,
         )
         _multiply(digits, self._taps, geometry, weights.packed, flat(out), batch)
-
-
-def _windows(x: Tensor, window: Window, size: tuple[int, int]) -> Tensor:
-    """What each element of the window meets, as channels: (batch, channels * window, height', width')."""
-    padded = F.pad(x, (window.padding[1], window.padding[1], window.padding[0], window.padding[0]))
-    taps = [
-        padded[
-            :,
-            :,
-            down * window.dilation[0] :: window.stride[0],
-            along * window.dilation[1] :: window.stride[1],
-        ][:, :, : size[0], : size[1]]
-        for down in range(window.kernel[0])
-        for along in range(window.kernel[1])
-    ]
-    return torch.stack(taps, dim=2).flatten(1, 2)

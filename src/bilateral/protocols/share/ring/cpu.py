@@ -71,14 +71,14 @@ def _kind(kernel: Kernel, bits: int) -> int:
 
 def linear(weight: Tensor, weight_bits: int, kernel: Kernel) -> KernelLinear | amx.AmxLinear:
     """x (batch, in) -> x @ weight.T, by this kernel or the best that fits."""
-    if kernel == "amx" and amx.fits(weight.shape[0], weight.shape[1], 1):
+    if kernel == "amx" and amx.fits(weight):
         return amx.AmxLinear(weight, weight_bits)
     return KernelLinear(weight, _without_amx(kernel))
 
 
 def conv2d(weight: Tensor, window: Window, weight_bits: int, kernel: Kernel) -> KernelConv2d | amx.AmxConv2d:
     """x (batch, in, height, width) -> the convolution with weight, by this kernel or the best that fits."""
-    if kernel == "amx" and amx.fits(weight.shape[0], weight[0].numel(), window.groups):
+    if kernel == "amx" and amx.fits(weight, window.groups):
         return amx.AmxConv2d(weight, window, weight_bits)
     return KernelConv2d(weight, window, weight_bits, _without_amx(kernel))
 
