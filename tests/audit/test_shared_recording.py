@@ -8,7 +8,7 @@ from tests.audit.shared_samples import asked
 
 from bilateral.audit.shared_recording import answering_view, helping_view, listening_view, querying_view
 from bilateral.audit.shared_truth import compared_numbers, without_masks
-from bilateral.audit.shared_views import blinded_numbers, circuits_read, comparison_bits
+from bilateral.audit.shared_views import blinded_numbers, circuits_read
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.gates.styles import PUBLISHED
@@ -79,8 +79,3 @@ def test_circuits_are_read_by_all_but_the_other_answering_party(run):
     for view in (querying_view(run), helping_view(run), listening_view(run)):
         assert circuits_read(view) == truth
     assert circuits_read(answering_view(run, "anna")) == {}
-
-
-def test_there_are_fraction_bits_for_every_comparison(run):
-    for model in run.models.values():
-        assert len(comparison_bits(model.circuit)) == len(model.circuit.comparison_sizes)

@@ -15,7 +15,6 @@ from torch import Tensor
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
-from bilateral.audit.shared_views import comparison_bits
 from bilateral.audit.topics.shared.attacks.activation_sizes import (
     BINS_AN_OCTAVE,
     ReadSizes,
@@ -94,7 +93,9 @@ def _scores(
 ) -> tuple[Scores, ...]:
     """A value a query: the mean over all comparisons of all answering parties."""
     places = [
-        (name, place, bits) for name in models for place, bits in enumerate(comparison_bits(models[name].circuit))
+        (name, place, compared.fraction_bits)
+        for name in models
+        for place, compared in enumerate(models[name].circuit.comparisons)
     ]
     rows = []
     for query, true in enumerate(truth):
