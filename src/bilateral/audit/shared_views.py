@@ -247,13 +247,16 @@ def numbers_in_place(view: SharedView, session: Session) -> list[Tensor]:
     parts: list[list[Tensor]] = [[] for _ in session.circuit.comparisons]
     for index, size in view.batches(session):
         for place, (part, masks) in enumerate(zip(parts, dealt_masks(view, session, index, size), strict=True)):
-            received = _received_in_place(view, session, index, place, masks.r)
+            received = received_in_place(view, session, index, place, masks.r)
             part.append((received - masks.r) * (1 - 2 * masks.beta))
     return [torch.cat(part) for part in parts]
 
 
-def _received_in_place(view: SharedView, session: Session, batch_index: int, place: int, like: Tensor) -> Tensor:
-    """Words of this shape, the ones after the other as comparisons of it come; otherwise those of the sum."""
+def received_in_place(view: SharedView, session: Session, batch_index: int, place: int, like: Tensor) -> Tensor:
+    """What a querying party received that could belong to the numbers of a comparison, of their shape: `like`.
+
+    Words of this shape, one tensor after the other as comparisons of it come; otherwise those of the sum.
+    """
     found: list[Tensor] = []
     sums = torch.zeros(len(like), 1, dtype=torch.int64)
     for message in view.received():
