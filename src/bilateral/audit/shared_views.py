@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,6 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SummedLogits,
 )
-from bilateral.protocols.share.ring.packing import unpack_bits
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 from bilateral.protocols.transport import SERVER
 
@@ -182,9 +182,8 @@ def opened(view: SharedView, session: Session, batch_index: int, batch_size: int
 
 def bits_of(words: Tensor, count: int) -> Tensor:
     """The first bits of one plane (words,) or of several (planes, words), as zeros and ones (uint8)."""
-    rows = words if words.ndim > 1 else words[None]
-    found = torch.stack([unpack_bits(row.contiguous().view(torch.uint8), (count,)) for row in rows]).to(torch.uint8)
-    return found if words.ndim > 1 else found[0]
+    packed = words.contiguous().numpy().view(np.uint8)
+    return torch.from_numpy(np.unpackbits(packed, axis=-1, count=count, bitorder="little"))
 
 
 def own_correlations(view: SharedView, session: Session, batch_index: int, batch_size: int) -> list[sealed.Correlation]:

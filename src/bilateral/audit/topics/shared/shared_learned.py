@@ -2,7 +2,7 @@
 
 Asked are the plan's queries, and chosen ones: flat images, which put a first-layer bias at every pixel, and dots, which
 put a weight there. Positive control: the published comparison on the same queries and networks. Negative: the
-same attacker, who is shown sessions with its own networks in place of the others'.
+same attacker with the same sums, to which it is entitled, and all else of sessions with its own networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries
-from bilateral.audit.topics.shared.attacks.everything_seen import LearnedNumbers, hints, learn_numbers
+from bilateral.audit.topics.shared.attacks.everything_seen import LearnedNumbers, hints, learn_numbers, with_sum_of
 from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again
 from bilateral.audit.topics.shared.shared_signs import PLACES, SIGNS, balanced, correlation
 from bilateral.protocols.share.gates.styles import PUBLISHED, SEALED, ComparisonStyle
@@ -40,16 +40,21 @@ def learned_experiment(setting: SharedSetting, on_progress: Progress) -> list[Ev
         for part, style in enumerate((SEALED, PUBLISHED)):
             on_progress((2 * step + part) / 4, f"learning from {what}, {style.name}")
             examples = _asked(setting, style, queries, "own", is_own=True)
-            guesses[style.name] = _learned(examples, own, _asked(setting, style, queries, "shown"))
+            shown = _asked(setting, style, queries, "shown")
+            guesses[style.name] = _learned(examples, own, shown)
             if style is SEALED:
                 again = _asked(setting, style, queries, "own again", is_own=True)
-                guesses["negative"] = _learned(examples, own, again)
+                with_sums = [
+                    {name: [with_sum_of(*pair) for pair in zip(one[name], other[name], strict=True)] for name in one}
+                    for one, other in zip(again, shown, strict=True)
+                ]
+                guesses["negative"] = _learned(examples, own, with_sums)
         target, positive, negative = (
             Condition(words, _scores(guesses[key], truth, len(queries)))
             for key, words in (
                 (SEALED.name, "the sealed comparison"),
                 (PUBLISHED.name, "the published comparison, same queries and networks"),
-                ("negative", "sessions with the attacker's own networks in their place"),
+                ("negative", "the same sums, all else from sessions with the attacker's own networks"),
             )
         )
         found.append(
@@ -100,12 +105,11 @@ def _learned(
 def _scores(
     read: Mapping[str, Sequence[LearnedNumbers]], truth: Mapping[str, Sequence[Tensor]], num_queries: int
 ) -> tuple[Scores, ...]:
-    """A value a query, over all comparisons of all answering parties."""
+    """A value a query: the mean over all comparisons of all answering parties. Layers are no places: each by itself."""
     pairs = [(r, t) for name in truth for r, t in zip(read[name], truth[name], strict=True)]
     signs, zeros, places = [], [], []
     for query in range(num_queries):
-        true = torch.cat([t[query] for _, t in pairs])
-        signs.append(balanced(torch.cat([r.active[query] for r, _ in pairs]), true >= 0))
-        zeros.append(balanced(torch.cat([r.is_zero[query] for r, _ in pairs]), true.abs() <= 1))
+        signs.append(float(np.mean([balanced(r.active[query], t[query] >= 0) for r, t in pairs])))
+        zeros.append(float(np.mean([balanced(r.is_zero[query], t[query].abs() <= 1) for r, t in pairs])))
         places.append(float(np.mean([correlation(r.log_size[query], t[query]) for r, t in pairs])))
     return Scores(SIGNS, tuple(signs)), Scores(PLACES, tuple(places)), Scores(ZEROS, tuple(zeros))

@@ -54,6 +54,11 @@ def hints(view: SharedView, session: Session) -> list[Tensor]:
     return [torch.cat(part) for part in parts]
 
 
+def with_sum_of(one: Tensor, other: Tensor) -> Tensor:
+    """The hints `one`, with the sums of the logits of `other`: the last figure, where the party only deals."""
+    return torch.cat([one[..., :-1], other[..., -1:]], dim=2)
+
+
 def learn_numbers(
     own: Sequence[Tensor], own_numbers: Tensor, seen: Sequence[Tensor], *, is_zero_at_most: int = 1
 ) -> LearnedNumbers:

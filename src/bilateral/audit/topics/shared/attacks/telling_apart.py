@@ -158,17 +158,12 @@ def _opened(view: SharedView, session: Session) -> Iterator[Part]:
             yield Part("opened numbers", place, one.numbers, has_order=True)
             yield Part("opened numbers, side by side", 0, one.numbers.reshape(-1)[:fewest])
             yield Part("less own mask", place, one.numbers - own.r.reshape(one.numbers.shape), has_order=True)
-            yield Part("opened signs", place, one.signs)
-            yield Part(
-                "signs less own mask", place, one.signs ^ bits_of(own.blind, one.signs.numel()).reshape(one.signs.shape)
-            )
-            at = 0
-            for level, digits in enumerate(one.digits):
-                own_masks = bits_of(own.masks[at : at + len(digits)], digits.shape[1])
-                at += len(digits)
-                for row, (plane, mask) in enumerate(zip(digits, own_masks, strict=True)):
-                    yield Part(f"digits {level} {row}", place, plane)
-                    yield Part(f"digits less own mask {level} {row}", place, plane ^ mask)
+            signs = one.signs.reshape(1, -1)
+            yield Part("opened signs", place, signs)
+            yield Part("signs less own masks", place, signs ^ bits_of(own.blind, signs.shape[1]))
+            digits = torch.cat(one.digits)
+            yield Part("opened digits", place, digits)
+            yield Part("digits less own masks", place, digits ^ bits_of(own.masks, digits.shape[1]))
 
 
 def _sums(view: SharedView) -> Iterator[Tensor]:
