@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bilateral.errors import PlanError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.share.circuit.compiler import compile_model
-from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, ComparisonStyle
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.transport import SERVER, LocalTransport, Traffic
 from bilateral.randomness import Randomness
@@ -41,7 +41,7 @@ class SecureAnswers:
         self,
         names: Sequence[str],
         randomness: Randomness,
-        style: ComparisonStyle = HARDENED,
+        style: ComparisonStyle = DEFAULT_STYLE,
         on_answered: Callable[[int], None] = lambda _: None,
     ) -> None:
         rings = agreed_keys([SERVER, *names], randomness)
