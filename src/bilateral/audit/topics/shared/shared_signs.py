@@ -107,8 +107,10 @@ def balanced(guess: Tensor, truth: Tensor) -> float:
 
 
 def correlation(log_size: Tensor, true: Tensor) -> float:
-    found = stats.spearmanr(log_size.numpy(), true.abs().numpy()).statistic if len(true) > 2 else 0.0
-    return 0.0 if np.isnan(found) else float(found)
+    """Of what is constant, or too short: none."""
+    if len(true) <= 2 or log_size.min() == log_size.max() or true.abs().min() == true.abs().max():
+        return 0.0
+    return float(stats.spearmanr(log_size.numpy(), true.abs().numpy()).statistic)
 
 
 def _exact_scores(views: Sequence[Seen], truth: Mapping[str, Sequence[Tensor]], num_queries: int) -> Scores:
