@@ -135,6 +135,47 @@ def test_weak_sealing_shows_activations_to_both_computing_parties(setting, monke
     assert broken(hiding_experiment(setting, quiet)) == {SERVER, ANSWERER}
 
 
+class BetaOfR(Weakened):
+    """Beta is bit 32 of r, and all else is uniform to the server: the first party alone draws the low bits of r."""
+
+    def __init__(self, stream, width, *, is_first):
+        super().__init__(stream, width, self._draw_r, self._draw_own)
+        self._is_first = is_first
+
+    def _draw_r(self, drawn):
+        if not self._is_first:
+            return drawn & ~((1 << (self._width.sign_bit + 1)) - 1)
+        self._r = drawn
+        return drawn
+
+    def _draw_own(self, own):
+        own = own.clone()
+        own[0] = planes.to_planes(self._r, self._width.sign_bit + 1)[-1] if self._is_first else 0
+        return own
+
+
+def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypatch):
+    """y and m are each uniform to the server, and m xor bit 32 of y is nearly the sign."""
+    real_first, real_second, real_deal = sealed.first_part, sealed.second_part, sealed.deal
+
+    def weak(stream, width, *, is_first):
+        return stream if isinstance(stream, Weakened) else BetaOfR(stream, width, is_first=is_first)
+
+    def first_part(stream, width):
+        return real_first(weak(stream, width, is_first=True), width)
+
+    def second_part(stream, dealt, width):
+        return real_second(weak(stream, width, is_first=False), dealt, width)
+
+    def deal(one, other, width):
+        return real_deal(weak(one, width, is_first=True), weak(other, width, is_first=False), width)
+
+    for name, value in (("first_part", first_part), ("second_part", second_part), ("deal", deal)):
+        monkeypatch.setattr(sealed, name, value)
+    assert answers_are_right()
+    assert SERVER in broken(hiding_experiment(setting, quiet))
+
+
 def test_right_sealing_does_not(setting):
     """In 20 trials a game may look suspicious by chance; then nothing is concluded from that row."""
     found = [judge(one) for one in hiding_experiment(setting, quiet)]

@@ -110,6 +110,12 @@ def _scores(
     signs, zeros, places = [], [], []
     for query in range(num_queries):
         signs.append(float(np.mean([balanced(r.active[query], t[query] >= 0) for r, t in pairs])))
-        zeros.append(float(np.mean([balanced(r.is_zero[query], t[query].abs() <= 1) for r, t in pairs])))
+        zeros.append(_zeros_read([(r.is_zero[query], t[query].abs() <= 1) for r, t in pairs]))
         places.append(float(np.mean([correlation(r.log_size[query], t[query]) for r, t in pairs])))
     return Scores(SIGNS, tuple(signs)), Scores(PLACES, tuple(places)), Scores(ZEROS, tuple(zeros))
+
+
+def _zeros_read(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Over the comparisons where some numbers are zero and some are not; one half where there is none."""
+    found = [balanced(guess, truth) for guess, truth in pairs if truth.any() and not truth.all()]
+    return float(np.mean(found)) if found else 0.5

@@ -136,8 +136,7 @@ def _unblinded_by_answerer(view: SharedView, session: Session) -> Iterator[Part]
 
 
 def _unblinded_by_querier(view: SharedView, session: Session) -> Iterator[Part]:
-    """Blinded numbers without their masks, where it judges; otherwise the masks that it dealt, and what it received
-    less each of them."""
+    """Blinded numbers without their masks, where it judges; otherwise what it received less the masks it dealt."""
     if view.style.is_judged:
         for place, numbers in enumerate(blinded_numbers(view, session)):
             yield Part(f"u {session.answerer} {place}", 0, numbers, has_order=True)
@@ -149,7 +148,8 @@ def _unblinded_by_querier(view: SharedView, session: Session) -> Iterator[Part]:
 def _opened(view: SharedView, session: Session) -> Iterator[Part]:
     """What both computing parties see, as it is and less the party's own masks.
 
-    y of all comparisons also side by side: masks that come again in another comparison show.
+    y of all comparisons also side by side: masks that come again in another comparison show. And every bit of y and of
+    the digits against m: a beta that has to do with r shows.
     """
     for index, size in view.batches(session):
         found = opened(view, session, index, size)
@@ -164,6 +164,9 @@ def _opened(view: SharedView, session: Session) -> Iterator[Part]:
             digits = torch.cat(one.digits)
             yield Part("opened digits", place, digits)
             yield Part("digits less own masks", place, digits ^ bits_of(own.masks, digits.shape[1]))
+            bits = np.unpackbits(one.numbers.reshape(-1, 1).numpy().view(np.uint8), axis=1, bitorder="little")
+            yield Part("numbers against signs", place, torch.from_numpy(np.ascontiguousarray(bits.T)) ^ signs)
+            yield Part("digits against signs", place, digits ^ signs)
 
 
 def _sums(view: SharedView) -> Iterator[Tensor]:
