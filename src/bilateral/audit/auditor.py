@@ -32,9 +32,9 @@ from bilateral.errors import CheckpointError, PlanError
 from bilateral.protections import registry as protection_registry
 from bilateral.protections.base import Protection
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.styles import STYLES
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES
 
-StyleName = Literal["hardened", "published"]
+StyleName = Literal["sealed", "hardened", "published"]
 NOT_ASKED = "not asked for"
 FAILED = "failed"
 NOTHING_THERE = "there is nothing in this plan that it could attack"
@@ -76,7 +76,7 @@ class AuditResult:
     seconds: float
     """Of work, in tenths: a result reads the same before it was stored and after."""
     finished: bool = True
-    style: str = "hardened"
+    style: str = DEFAULT_STYLE.name
     only: tuple[str, ...] = ()
     """The experiments that were asked for; empty is all."""
     output: Path | None = None
@@ -113,7 +113,7 @@ def audit(
     plan: AnyPlan,
     *,
     effort: EffortName = "standard",
-    style: StyleName = "hardened",
+    style: StyleName = DEFAULT_STYLE.name,  # type: ignore[assignment]
     only: Sequence[str] = (),
     data_dir: str | Path | None = None,
     output: str | Path | None = None,
@@ -127,7 +127,7 @@ def audit(
 ) -> AuditResult:
     """Attack the plan.
 
-    `style`: how a heterogeneous plan compares activations; a run always uses `hardened`.
+    `style`: how a heterogeneous plan compares activations; a run always uses `sealed`.
     `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
     every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
     experiment's evidence (with its pictures) as it comes in, `on_bug` with the traceback of one that crashed.

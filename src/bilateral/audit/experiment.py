@@ -20,7 +20,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.errors import NotAuditableError
 from bilateral.protocols.guarantee import Guarantee, Subject
-from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.parties import guarantee_of as hetero_guarantee
@@ -78,8 +78,8 @@ class HeteroContext:
     effort: Effort
     data_dir: Path | None = None
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
-    style: ComparisonStyle = HARDENED
-    """How activations are compared. A run always uses the hardened way; the published one is there to be audited."""
+    style: ComparisonStyle = DEFAULT_STYLE
+    """How activations are compared. A run always uses the sealed way; the others are there to be audited."""
 
     def guarantee(self) -> Guarantee:
         plain = self.plan.answers == "plain"
@@ -113,7 +113,7 @@ def context_of(
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
     *,
-    style: ComparisonStyle = HARDENED,
+    style: ComparisonStyle = DEFAULT_STYLE,
 ) -> Context | HeteroContext | KindContext:
     """What experiments on a plan of this kind are given.
 

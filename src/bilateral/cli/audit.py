@@ -41,6 +41,7 @@ from bilateral.engine.kind import kind_of_plan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
 from bilateral.report.audit_html import write_html
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.audit_table import audit_tables
@@ -69,7 +70,9 @@ def audit_command(
     ] = False,
     style: Annotated[
         str | None,
-        typer.Option(help="With --hetero: hardened (default), or published as in the paper.", show_default=False),
+        typer.Option(
+            help="With --hetero: sealed (default), hardened, or published as in the paper.", show_default=False
+        ),
     ] = None,
     effort: Annotated[
         str | None, typer.Option(help="smoke (quick, proves little), standard (default), thorough.", show_default=False)
@@ -163,7 +166,7 @@ def audit_command(
         result = audit(
             chosen,
             effort=effort or "standard",  # type: ignore[arg-type]
-            style=style or "hardened",  # type: ignore[arg-type]
+            style=style or DEFAULT_STYLE.name,  # type: ignore[arg-type]
             only=only or (),
             data_dir=data_dir,
             output=resume or output,

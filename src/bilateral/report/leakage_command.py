@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from bilateral.audit.auditor import AuditResult
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
 from bilateral.report.audit_html import flat
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -23,9 +24,8 @@ def command_for(result: AuditResult, output: str) -> str:
     changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
     words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
     effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
-    kind_of_plan = (
-        [] if is_run else ["--hetero"] if result.style == "hardened" else ["--hetero", f"--style {result.style}"]
-    )
+    style = [] if result.style == DEFAULT_STYLE.name else [f"--style {result.style}"]
+    kind_of_plan = [] if is_run else ["--hetero", *style]
     only = [f"--only {name}" for name in result.only]
     return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
 

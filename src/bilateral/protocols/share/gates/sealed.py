@@ -20,8 +20,8 @@ and m are each under masks that are uniform, independent, used once, and known t
 the parties see is uniform, and the dealer sees nothing. Perfect, given that seeds are expanded by a PRG, that the
 dealer colludes with neither party, and that all follow the protocol.
 
-With bits packed 64 to a word (`planes`), D = 8 costs 16.5 dealt bytes of bits and 16 of words for each element, and 10.4
-bytes told by each party.
+With bits packed 64 to a word (`planes`), D = 8 costs 16.5 dealt bytes of bits and 16 of words for each element, and
+10.4 bytes told by each party.
 
 Outside of |x| < 2^k the answer is wrong, and nobody notices: who owns weights and inputs must bound them.
 """
