@@ -65,8 +65,8 @@ def write_network(model: str, num_images: int, path: Path) -> None:
 
 
 def chosen_systems(options: argparse.Namespace, progress: Console) -> list[System]:
-    """Ours first, then every peer whose interpreter was given; the others are named, with how to install them."""
-    systems = [ours(options.batches, options.threads)]
+    """Ours in its two useful styles, then every peer whose interpreter was given; the others are named."""
+    systems = [ours(options.batches, options.threads), ours(options.batches, options.threads, "hardened")]
     for name, make in (("crypten", crypten), ("spu", spu)):
         python = getattr(options, name)
         if python is None:

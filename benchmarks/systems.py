@@ -51,15 +51,18 @@ class System:
     read: Callable[[Mapping[str, Any], Case], Measurement]
 
 
-def ours(batches: int, threads: int) -> System:
-    """`bilateral bench secure-prediction` of the interpreter that runs the driver; it builds the network itself."""
+def ours(batches: int, threads: int, style: str = "sealed") -> System:
+    """`bilateral bench secure-prediction` of the interpreter that runs the driver; it builds the network itself.
+
+    `style`: of its comparisons; another than the default goes by a name of its own.
+    """
 
     def command(case: Case, _: Path) -> list[str]:
         options = ["--model", case.model, "--batch-size", str(case.batch_size), "--repeats", str(batches)]
-        settings = ["--threads", str(threads), "--quiet", "--json"]
+        settings = ["--style", style, "--threads", str(threads), "--quiet", "--json"]
         return [sys.executable, "-m", "bilateral", "bench", "secure-prediction", *options, *settings]
 
-    return System(OURS, command, read_ours)
+    return System(OURS if style == "sealed" else f"{OURS}-{style}", command, read_ours)
 
 
 def peer(name: str, python: Path, script: str, variant: tuple[str, str], batches: int) -> System:

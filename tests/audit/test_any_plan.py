@@ -136,7 +136,7 @@ def test_any_plan_is_audited_without_a_failure(settings, tested):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", ["hardened", "published"])
+@pytest.mark.parametrize("style", ["sealed", "hardened", "published"])
 @pytest.mark.parametrize("settings", HETERO.values(), ids=HETERO)
 def test_any_heterogeneous_plan_is_audited_without_a_failure(settings, style, tested):
     plan = HeteroPlan().with_settings(settings)

@@ -7,18 +7,40 @@ import torch
 from tests.audit.shared_samples import asked
 
 from bilateral.audit.shared_recording import answering_view, helping_view, listening_view, querying_view
-from bilateral.audit.shared_truth import compared_numbers, without_masks
-from bilateral.audit.shared_views import blinded_numbers, circuits_read, comparison_bits
+from bilateral.audit.shared_truth import compared_numbers, with_random_words, without_masks
+from bilateral.audit.shared_views import (
+    blinded_numbers,
+    circuits_read,
+    dealt_masks,
+    names_of_parts,
+    numbers_in_place,
+    opened,
+    own_correlations,
+    told,
+)
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import predict
-from bilateral.protocols.share.gates.styles import PUBLISHED
-from bilateral.protocols.share.prediction.messages import BlindedValues, MaskedModel, QueryShare
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, SEALED
+from bilateral.protocols.share.prediction.messages import (
+    AnswererTurn,
+    BlindedValues,
+    MaskedModel,
+    QueryShare,
+    ServerTurn,
+)
 from bilateral.protocols.share.ring import arithmetic as ring
+from bilateral.protocols.share.ring.packing import from_words, to_words
+from bilateral.randomness import SeededRandomness
 
 
 @pytest.fixture(scope="module")
 def run():
     return asked(PUBLISHED)[0]
+
+
+@pytest.fixture(scope="module")
+def sealed_run():
+    return asked(SEALED)[0]
 
 
 def test_the_recorded_answer_is_the_sum_of_the_networks(run):
@@ -81,6 +103,74 @@ def test_circuits_are_read_by_all_but_the_other_answering_party(run):
     assert circuits_read(answering_view(run, "anna")) == {}
 
 
-def test_there_are_fraction_bits_for_every_comparison(run):
-    for model in run.models.values():
-        assert len(comparison_bits(model.circuit)) == len(model.circuit.comparison_sizes)
+def test_both_computing_parties_see_what_is_opened_and_the_dealer_knows_what_is_under_it(sealed_run):
+    """y is t + r, and m is [t >= 0] xor beta."""
+    server, quentin = helping_view(sealed_run), querying_view(sealed_run)
+    for session in sealed_run.sessions:
+        ((index, size),) = server.batches(session)
+        seen = opened(server, session, index, size)
+        by_answerer = opened(answering_view(sealed_run, session.answerer), session, index, size)
+        truth = compared_numbers(sealed_run.models[session.answerer], sealed_run.queries)
+        masks = dealt_masks(quentin, session, index, size)
+        for one, same, mask, t in zip(seen, by_answerer, masks, truth, strict=True):
+            assert torch.equal(one.numbers, same.numbers) and torch.equal(one.signs, same.signs)
+            assert all(torch.equal(*pair) for pair in zip(one.digits, same.digits, strict=True))
+            assert [len(level) for level in one.digits] == [11, 5, 2]
+            assert (one.numbers - mask.r - t).abs().max() <= 4, "truncation rounds at random"
+            assert ((one.signs ^ mask.beta == 1) == (t >= 0)).double().mean() > 0.99
+
+
+def test_own_masks_are_those_that_a_party_told_its_share_with(sealed_run):
+    """r is the sum of both parties' r, and beta the exclusive or."""
+    session = sealed_run.sessions[0]
+    views = helping_view(sealed_run), answering_view(sealed_run, session.answerer)
+    ((index, size),) = views[0].batches(session)
+    first, second = (own_correlations(view, session, index, size) for view in views)
+    for one, other, mask in zip(
+        first, second, dealt_masks(querying_view(sealed_run), session, index, size), strict=True
+    ):
+        assert torch.equal(one.r + other.r, mask.r.reshape(-1))
+        assert torch.equal(one.beta + other.beta, mask.beta.reshape(-1))
+
+
+def test_a_dealer_has_nothing_in_the_place_of_numbers_but_the_sum_less_its_masks(sealed_run):
+    quentin = querying_view(sealed_run)
+    assert not quentin.messages(BlindedValues)
+    for session in sealed_run.sessions:
+        truth = compared_numbers(sealed_run.models[session.answerer], sealed_run.queries)
+        for words, t in zip(numbers_in_place(quentin, session), truth, strict=True):
+            assert words.shape == t.shape
+            assert abs(((words > 0) == (t >= 0)).double().mean() - 0.5) < 0.2
+
+
+@pytest.mark.parametrize("style", [SEALED, HARDENED, PUBLISHED])
+def test_every_part_of_a_turn_has_a_name(style):
+    (run,) = asked(style, answerers=("anna",))
+    (session,), server = run.sessions, helping_view(run)
+    for turn in (ServerTurn, AnswererTurn):
+        names = names_of_parts(session.circuit, style, turn)
+        assert len(set(names)) == len(names)
+        assert list(told(server, session, 0, turn)) == names
+    answerers, servers = (told(server, session, 0, turn) for turn in (AnswererTurn, ServerTurn))
+    assert [one.what for one in answerers].count("bits of a truncation") == 3
+    assert [one.what for one in servers].count("layer input") == 3
+    assert [one.what for one in answerers].count("blinded numbers") == (2 if style.is_judged else 0)
+    assert [one.what for one in servers].count("masked digits") == (0 if style.is_judged else 6)
+
+
+def test_without_masks_the_bare_numbers_are_opened(sealed_run):
+    bare, session = helping_view(without_masks(sealed_run)), sealed_run.sessions[0]
+    truth = compared_numbers(sealed_run.models[session.answerer], sealed_run.queries)
+    for one, t in zip(opened(bare, session, 0, len(sealed_run.queries)), truth, strict=True):
+        assert torch.equal(one.numbers, t) and torch.equal(one.signs == 1, t >= 0)
+
+
+def test_random_words_fill_up_nothing_that_is_zeros_by_the_protocol(sealed_run):
+    """Bits of truncations travel in whole words: else any attacker would tell random words by the ends."""
+    random, session = helping_view(with_random_words(sealed_run, SeededRandomness(1))), sealed_run.sessions[0]
+    values = session.circuit.linear_values
+    for view in (random, helping_view(sealed_run)):
+        for name, part in told(view, session, 0, AnswererTurn).items():
+            if name.what == "bits of a truncation":
+                count = len(sealed_run.queries) * values[name.place].size
+                assert torch.equal(to_words(from_words(part, count)), part)

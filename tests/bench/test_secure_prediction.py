@@ -26,7 +26,13 @@ from bilateral.bench.prediction_party import (
     Queries,
     images,
 )
-from bilateral.bench.secure_prediction import SecurePrediction, case_rows, measure_secure_prediction
+from bilateral.bench.secure_prediction import (
+    Measured,
+    SecurePrediction,
+    case_rows,
+    measure_secure_prediction,
+    on_a_slow_link,
+)
 from bilateral.bench.three_parties import CLIENTS, BatchCost, PartyCost, PhaseCost, three_parties
 from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
@@ -54,7 +60,14 @@ KEYS = [
 
 @pytest.fixture(scope="module")
 def parties():
-    with three_parties("hardened", 1) as started:
+    with three_parties("sealed", 1) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory):
+    """Three who keep what is dealt ahead."""
+    with three_parties("sealed", 1, str(tmp_path_factory.mktemp("dealt"))) as started:
         yield started
 
 
@@ -77,14 +90,26 @@ def made_up(scale):
     return BatchCost(torch.zeros(4, 10), phases, {QUERYING: 10_000_000, ANSWERING: 20_000_000, SERVER: 30_000_000})
 
 
-def found(rows, phase, party):
-    (row,) = [row for row in rows if (row["phase"], row["party"]) == (phase, party)]
+def found(rows, phase, party, style="sealed"):
+    (row,) = [row for row in rows if (row["phase"], row["party"], row["style"]) == (phase, party, style)]
     return row
 
 
+def rows_of(batch_size, batches, ahead=(), others=()):
+    """Of a case in the sealed style, beside hardened batches if there are any."""
+    measured = {"sealed": Measured(list(batches), list(ahead or batches), 1e-6)}
+    if others:
+        measured["hardened"] = Measured(list(others), list(others), 1e-6)
+    return [
+        row
+        for style, one in measured.items()
+        for row in case_rows(SecurePrediction(), style, "vgg-7", batch_size, one, measured)
+    ]
+
+
 def test_rows_are_costs_of_one_prediction_and_offline_includes_the_session():
-    rows = case_rows(SecurePrediction(), "vgg-7", 4, [made_up(1.0), made_up(2.0), made_up(10.0)], 1e-6)
-    assert len(rows) == 12
+    rows = rows_of(4, [made_up(1.0), made_up(2.0), made_up(10.0)])
+    assert len(rows) == 16
     assert all(set(KEYS) <= set(row) for row in rows)
     offline, online, total = (found(rows, phase, "all") for phase in ("offline", "online", "total"))
     assert [row["seconds_per_prediction"] for row in (offline, online, total)] == pytest.approx([1.5, 2.0, 3.5])
@@ -100,7 +125,7 @@ def test_rows_are_costs_of_one_prediction_and_offline_includes_the_session():
 
 
 def test_rows_of_a_party_are_its_seconds_on_a_core_and_its_traffic():
-    rows = case_rows(SecurePrediction(), "vgg-7", 2, [made_up(1.0)], 1e-6)
+    rows = rows_of(2, [made_up(1.0)])
     row = found(rows, "total", ANSWERING)
     assert row["seconds_per_prediction"] == pytest.approx(0.3 * 7 / 2)
     assert row["busy_seconds_per_prediction"] == pytest.approx(0.4 * 7 / 2)
@@ -110,14 +135,44 @@ def test_rows_of_a_party_are_its_seconds_on_a_core_and_its_traffic():
 
 
 def test_the_table_has_the_goal_and_the_papers_figures_beside_ours():
-    rows = case_rows(SecurePrediction(), "vgg-7", 1, [made_up(1.0)], 1e-6)
-    cells = [list(column.cells) for column in prediction_table(rows).columns]
-    assert next(zip(*cells, strict=True))[:6] == ("vgg-7", "1", "7", "7-7", "0.17", "1.03")
+    cells = [list(column.cells) for column in prediction_table(rows_of(1, [made_up(1.0)])).columns]
+    assert next(zip(*cells, strict=True))[:7] == ("vgg-7", "sealed", "1", "7", "7-7", "0.17", "1.03")
+
+
+def test_the_ratio_to_hardened_is_taken_batch_by_batch_and_only_of_the_total():
+    sealed, hardened = [made_up(1.0), made_up(6.0), made_up(9.0)], [made_up(2.0), made_up(3.0), made_up(3.0)]
+    rows = rows_of(1, sealed, others=hardened)
+    assert found(rows, "total", "all")["ratio_to_hardened"]["median"] == pytest.approx(2.0)
+    assert found(rows, "total", "all", "hardened")["ratio_to_hardened"]["median"] == 1.0
+    assert found(rows, "online", "all")["ratio_to_hardened"] is None
+    assert found(rows_of(1, sealed), "total", "all")["ratio_to_hardened"] is None
+
+
+def test_online_rows_from_the_store_are_those_of_the_batches_that_were_dealt_ahead():
+    rows = rows_of(1, [made_up(1.0)], ahead=[made_up(5.0)])
+    assert found(rows, "ahead", "all")["seconds_per_prediction"] == pytest.approx(20.0)
+    assert found(rows, "online", "all")["seconds_per_prediction"] == pytest.approx(4.0)
+
+
+def test_a_slow_link_adds_its_latency_a_round_and_its_width_a_byte():
+    costs = {"seconds_per_prediction": 1.0, "megabytes_per_prediction": 25.0}
+    assert on_a_slow_link(costs, rounds=10) == pytest.approx(1.0 + 10 * 0.020 + 25e6 * 8 / 100e6)
+    total = found(rows_of(4, [made_up(1.0)]), "total", "all")
+    assert total["modelled_seconds_on_a_slow_link"] == pytest.approx((7.0 + 9 * 0.020 + 3 * 4.75e6 * 8 / 100e6) / 4)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"models": ()}, {"batch_sizes": (0,)}, {"batch_sizes": ()}, {"repeats": 0}, {"threads": 0}, {"style": "x"}],
+    [
+        {"models": ()},
+        {"batch_sizes": (0,)},
+        {"batch_sizes": ()},
+        {"repeats": 0},
+        {"threads": 0},
+        {"styles": ("x",)},
+        {"styles": ()},
+        {"styles": ("sealed", "sealed")},
+    ],
 )
 def test_what_cannot_be_measured_is_refused(wrong):
     with pytest.raises(PlanError, match="Expected"):
@@ -215,6 +270,15 @@ def test_what_happens_once_a_reply_has_left_is_not_the_partys_work(monkeypatch):
     assert cpu == 103.0  # sending costs time on a core
 
 
+def test_what_was_dealt_ahead_is_answered_online_alone(keeping):
+    keeping.offer(SMALL)
+    queries = images(3, SHAPE, 9)
+    batch = keeping.predict_ahead(queries)
+    assert (batch.logits - predict(SMALL.compile(), queries)).abs().max() < 2**-12
+    sent = {phase: sum(party.bytes_sent for party in cost.parties.values()) for phase, cost in batch.phases.items()}
+    assert sent["session"] == sent["offline"] == 0 < sent["online"]
+
+
 def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):
     parties.offer(SMALL)
     first = parties.predict(images(2, SHAPE, 1))
@@ -231,14 +295,26 @@ def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):
     assert second == pytest.approx(offline + online, abs=64)  # an index may take a digit more
 
 
-def test_the_command_measures_with_real_parties(parties, monkeypatch):
-    monkeypatch.setattr(bench, "three_parties", lambda *_: nullcontext(parties))
+def test_the_command_measures_with_real_parties(parties, keeping, monkeypatch):
+    monkeypatch.setattr(bench, "three_parties", lambda *words: nullcontext(keeping if words[2:] else parties))
     monkeypatch.setattr(bench, "INPUT_SHAPE", SHAPE)
-    words = ["bench", "secure-prediction", "--model", "convnet", "--batch-size", "1", "--batch-size", "3"]
+    words = [
+        "bench",
+        "secure-prediction",
+        "--model",
+        "convnet",
+        "--batch-size",
+        "1",
+        "--batch-size",
+        "3",
+        "--style",
+        "sealed",
+    ]
     outcome = CliRunner().invoke(app, [*words, "--repeats", "2", "--json", "--quiet"])
     assert outcome.exit_code == 0, outcome.output
     answer = json.loads(outcome.stdout)
     assert answer["bench"] == "secure-prediction"
+    assert {row["style"] for row in answer["rows"]} == {"sealed"}
     assert {(row["model"], row["batch_size"]) for row in answer["rows"]} == {("convnet", 1), ("convnet", 3)}
     assert all(row["max_logit_error"] < 2**-12 and row["repeats"] == 2 for row in answer["rows"])
     one, three = (found([r for r in answer["rows"] if r["batch_size"] == b], "total", "all") for b in (1, 3))

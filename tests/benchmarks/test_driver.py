@@ -173,7 +173,7 @@ def test_missing_peers_are_skipped_by_name_with_how_to_install(capsys):
     options = secure_prediction.parse([])
     systems = secure_prediction.chosen_systems(options, secure_prediction.Console(stderr=True, soft_wrap=True))
     said = capsys.readouterr().err
-    assert [system.name for system in systems] == [OURS]
+    assert [system.name for system in systems] == [OURS, f"{OURS}-hardened"]
     assert "crypten==0.4.1" in said
     assert "spu==0.9.5" in said
 

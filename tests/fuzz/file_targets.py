@@ -212,14 +212,14 @@ def _hetero_states(maker: _Maker) -> list[Target]:
 
     from bilateral.engine.run_directory import RunDirectory
     from bilateral.runs.hetero.record import HeteroRecord
-    from bilateral.runs.hetero.state import SiteState, SiteStore
+    from bilateral.runs.hetero.state import ClientState, SiteStore
 
     home = maker.folder("hetero")
     directory = RunDirectory.create(home / "server", PLAN)
     record = record_at((2, 1, 0))
     record.save(directory)
     store = SiteStore(home / "site", PLAN)
-    store.save(SiteState(2, {"w": torch.ones(3)}, torch.ones(2, 2), [0.5], [0]))
+    store.save(ClientState(2, {"w": torch.ones(3)}, torch.ones(2, 2), [0.5], [0]))
     mutations = (checkpoint_mutation, safetensors_mutation, blind)
     facts = record.facts
     return [

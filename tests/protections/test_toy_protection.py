@@ -167,12 +167,26 @@ def test_it_is_spoken_of_and_warned_about_in_its_own_words(toy):
     assert "Multiplying hides nothing (line 0)." in warnings_of(plan(), ("a", "b", "c"))
 
 
-def test_the_audit_attacks_it_as_what_it_is(toy):
-    result = audit(plan(), effort="smoke", only=("function-recovery", "gradient-inversion"), save=False, num_workers=1)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_audit_attacks_it_as_what_it_is_in_processes_too(toy, num_workers):
+    attacks = ("function-recovery", "gradient-inversion")
+    result = audit(plan(), effort="smoke", only=attacks, save=False, num_workers=num_workers)
     assert not result.failed
     assert result.protection == "Toy"
     assert {one.tests for one in result.evidence} == {0}
     assert {verdict.verdict for verdict in result.verdicts} == {"broken"}
+
+
+def test_one_that_cannot_be_handed_to_processes_is_refused_before_they_start(toy):
+    class Local(Toy):
+        name = "local"
+
+    register(Local())
+    try:
+        with pytest.raises(PlanError, match="cannot be handed to the processes"):
+            audit(plan(protection="local"), only=("function-recovery", "gradient-inversion"), save=False, num_workers=2)
+    finally:
+        unregister("local")
 
 
 def test_an_installed_package_registers_one_by_an_entry_point(monkeypatch):

@@ -235,3 +235,12 @@ def test_the_command_of_a_heterogeneous_plan_says_so():
     plan = HeteroPlan().model_dump(mode="json")
     assert set(plan) != set(RunPlan.model_fields)
     assert command_for(replace(audit_of([]), plan=plan), "out") == "bilateral audit --hetero --output out"
+
+
+def test_the_command_of_a_plan_with_a_section_of_its_own_is_one_of_rounds():
+    plan = {**RunPlan().model_dump(mode="json"), "toy": {"factor": 4.0}}
+    assert command_for(replace(audit_of([]), plan=plan), "out") == ("bilateral audit --set toy.factor=4.0 --output out")
+
+
+def test_the_command_of_a_plan_of_another_kind_names_its_file():
+    assert command_for(replace(audit_of([]), plan={"target": 4}), "out") == "bilateral audit plan.toml --output out"

@@ -97,7 +97,7 @@ def test_what_the_papers_claim_is_reported_broken():
 
 
 def test_claims_that_are_asked_about_hold():
-    for name in ("default", "published-exchange", "mse", "sound", "hetero"):
+    for name in ("default", "published-exchange", "mse", "sound", "hetero", "hetero-hardened"):
         own = [verdict for verdict in stored(name).verdicts if verdict.claimed_by == OWN]
         assert own
         assert {verdict.verdict for verdict in own} == {"holds"}, name

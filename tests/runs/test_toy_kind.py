@@ -1,4 +1,7 @@
-"""A kind of run from outside the package: one object and one call of the registry, and everything works on it."""
+"""A kind of run from outside the package: one object and one call of the registry, and everything works on it.
+
+An audit too: an experiment says which plans it is for, and a kind says by itself what its plans claim.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -6,15 +9,24 @@ from dataclasses import dataclass, field
 import pytest
 from tests.cli.conftest import bilateral  # noqa: F401 (a fixture)
 
+from bilateral.audit.audit_directory import AuditDirectory
+from bilateral.audit.auditor import audit, stored_plan
+from bilateral.audit.evidence import Gate, with_controls
+from bilateral.audit.experiment import Experiment
+from bilateral.audit.scores import Metric
+from bilateral.audit.topics import registry as experiments
+from bilateral.audit.verdict import OWN
 from bilateral.engine import kind as kinds
 from bilateral.engine.checkpoint import Checkpoint
 from bilateral.engine.events import Evaluated
 from bilateral.engine.here import run_here
 from bilateral.engine.kind import Outline, Vocabulary, kind_named, kind_names, register, unregister
+from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import read_run
 from bilateral.errors import CheckpointError, PlanError
-from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.guarantee import Claim, Guarantee
+from bilateral.runs.hetero.plan import HeteroPlan
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,8 @@ class CountingKind:
         return Counting.members
 
     def guarantee(self, plan, data_dir=None):
-        return Guarantee("counting", (), ())
+        claim = Claim("single uploads", "how far it is counted", "server", "it is not told")
+        return Guarantee("counting", (claim,), ())
 
     def checkpoint_every(self, plan):
         return 1
@@ -192,3 +205,79 @@ def test_a_plan_names_a_kind_of_the_table_and_never_code(name):
         kind_named(name)
     with pytest.raises(PlanError, match="no such kind"):
         kinds.kind_of({"kind": name})
+
+
+READ = Metric("numbers read", "high", is_rate=True)
+
+
+def never_skipped(plan, guarantee):
+    return ""
+
+
+def read_numbers(context):
+    """Runs the plan, and reads off its end how far it counted: the claim that this is hidden is wrong."""
+    runs = [run_here(context.kind, context.plan) for _ in range(20)]
+    return [
+        with_controls(
+            "single uploads",
+            "curious server",
+            "reading numbers",
+            "the result",
+            Gate(READ, 0.9),
+            target=("this plan", [float(run.count == context.plan.target) for run in runs]),
+            positive=("the plan itself", [1.0 for _ in runs]),
+            negative=("a number that is never reached", [float(run.count == -1) for run in runs]),
+        )
+    ]
+
+
+READING, ALSO = (
+    Experiment(name, "Numbers", ("single uploads",), never_skipped, read_numbers, kinds=(CountingPlan,))
+    for name in ("reading-numbers", "reading-again")
+)
+
+
+@pytest.fixture
+def reading():
+    for one in (READING, ALSO):
+        experiments.register(one)
+    yield
+    for one in (READING, ALSO):
+        experiments.unregister(one.name)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_its_plans_are_audited_by_experiments_that_are_for_them(reading, tmp_path, num_workers):
+    plan = CountingPlan(40)
+    result = audit(plan, effort="smoke", num_workers=num_workers, output=tmp_path / "a")
+    assert not result.failed
+    assert [one.attack for one in result.evidence] == ["reading numbers"] * 2
+    assert [(one.tests, one.verdict, one.claimed_by) for one in result.verdicts] == [("single uploads", "broken", OWN)]
+    assert stored_plan(AuditDirectory.open(tmp_path / "a").task()) == plan
+    assert audit(plan, effort="smoke", output=tmp_path / "a", resume=True).as_dict() == result.as_dict()
+
+
+def test_experiments_on_other_kinds_do_not_see_its_plans(reading):
+    assert experiments.experiments_for(CountingPlan()) == (READING, ALSO)
+    assert not {READING, ALSO} & {*experiments.experiments_for(RunPlan()), *experiments.experiments_for(HeteroPlan())}
+
+
+def test_what_it_claims_is_not_tested_where_there_is_no_experiment():
+    (verdict,) = (one for one in audit(CountingPlan(), save=False).verdicts if one.claimed_by == OWN)
+    assert verdict.verdict == "not tested"
+
+
+def test_the_command_line_audits_it(reading, bilateral, tmp_path):  # noqa: F811
+    (tmp_path / "plan.toml").write_text('kind = "counting"\ntarget = 40\n')
+    words = ("audit", "plan.toml", "--effort", "smoke", "--workers", 1)
+    first = bilateral(*words, "--output", "a", "--json", "--quiet")
+    assert first.code == 0
+    assert {row["verdict"] for row in first.json["verdicts"]} == {"broken"}
+    assert bilateral("audit", "--resume", "a", "--json", "--quiet").json == first.json
+    assert [one["name"] for one in bilateral(*words, "--list", "--json").json["experiments"]] == [
+        READING.name,
+        ALSO.name,
+    ]
+    refused = bilateral(*words, "--rounds", 3)
+    assert refused.code == 2
+    assert "audited as they are" in refused.err

@@ -8,11 +8,12 @@ stored_result("audit.json")      # judges stored figures again
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
@@ -23,20 +24,24 @@ from bilateral.audit.topics.registry import about_of, experiments_for, registere
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
 from bilateral.documents import parse_json
+from bilateral.engine import kind as kinds
+from bilateral.engine.kind import HETERO, ROUNDS, RunKind, kind_named, kind_names, kind_of_plan
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.plan_text import validated
 from bilateral.engine.run_directory import write_json
 from bilateral.errors import CheckpointError, PlanError
+from bilateral.protections import registry as protection_registry
+from bilateral.protections.base import Protection
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.styles import STYLES
-from bilateral.runs.hetero.plan import HeteroPlan
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES
 
-StyleName = Literal["hardened", "published"]
+StyleName = Literal["sealed", "hardened", "published"]
 NOT_ASKED = "not asked for"
 FAILED = "failed"
 NOTHING_THERE = "there is nothing in this plan that it could attack"
 MAX_WORKERS = 2
 """More would help little: the longest experiment decides."""
+_ONCE_CALLED: Final = {"RunPlan": ROUNDS, "HeteroPlan": HETERO}
+"""What audits from before call the kinds that there were."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class AuditResult:
     seconds: float
     """Of work, in tenths: a result reads the same before it was stored and after."""
     finished: bool = True
-    style: str = "hardened"
+    style: str = DEFAULT_STYLE.name
     only: tuple[str, ...] = ()
     """The experiments that were asked for; empty is all."""
     output: Path | None = None
@@ -108,7 +113,7 @@ def audit(
     plan: AnyPlan,
     *,
     effort: EffortName = "standard",
-    style: StyleName = "hardened",
+    style: StyleName = DEFAULT_STYLE.name,  # type: ignore[assignment]
     only: Sequence[str] = (),
     data_dir: str | Path | None = None,
     output: str | Path | None = None,
@@ -122,29 +127,40 @@ def audit(
 ) -> AuditResult:
     """Attack the plan.
 
-    `style`: how a heterogeneous plan compares activations; a run always uses `hardened`.
+    `style`: how a heterogeneous plan compares activations; a run always uses `sealed`.
     `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
     every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
     experiment's evidence (with its pictures) as it comes in, `on_bug` with the traceback of one that crashed.
     `num_workers`: processes, by default one a core, at most two.
     """
+    kind = kind_of_plan(plan)
     context = context_of(plan, effort, None if data_dir is None else Path(data_dir), style=STYLES[style])
     guarantee = context.guarantee()
     chosen, skipped = _choose(experiments_for(plan), plan, guarantee, only)
-    kind = type(plan).__name__
     task: dict[str, Any] = {
-        "plan": plan.model_dump(mode="json"),
-        "kind": kind,
+        "plan": parse_json(plan.model_dump_json()),
+        "kind": kind.name,
         "effort": effort,
         "style": style,
         "only": [*only],
     }
-    directory = _directory(plan, task, output, resume=resume, save=save)
+    directory = _directory(kind.outline(plan).title, task, output, resume=resume, save=save)
     done = directory.finished() if directory is not None else {}
     progress = _Progress(chosen, on_progress, set(done))
     left = [one.name for one in sorted(chosen, key=lambda one: -one.weight) if one.name not in done]
-    job = partial(run_experiment, plan=plan, effort=effort, style=style, data_dir=context.data_dir, others=registered())
+    job = partial(
+        run_experiment,
+        plan=plan,
+        effort=effort,
+        style=style,
+        data_dir=context.data_dir,
+        kind=kind,
+        others=registered(),
+        protections=plan.chosen.each if isinstance(plan, RunPlan) else (),
+    )
     workers = num_workers or min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+    if min(workers, len(left)) > 1:
+        _expect_sendable(job)
     if left:
         for ended in run_jobs(job, left, workers, progress.tell, should_stop):
             progress.tell(ended.name, 1.0, "done")
@@ -188,23 +204,48 @@ def run_experiment(
     effort: EffortName,
     style: StyleName,
     data_dir: Path | None,
+    kind: RunKind[Any] | None = None,
     others: Sequence[Experiment] = (),
+    protections: Sequence[Protection] = (),
 ) -> list[Evidence]:
-    """One experiment, in whichever process this is. `others`: those that only the auditor's own process knows."""
+    """One experiment, in whichever process this is.
+
+    `kind`, `others`, `protections`: what only the auditor's own process may know, because it was registered there.
+    """
+    if kind is not None:
+        kinds.make_known(kind)
+    protection_registry.make_known(protections)
     experiment = next(one for one in (*others, *experiments_for(plan)) if one.name == name)
     return list(experiment.run(context_of(plan, effort, data_dir, tell, style=STYLES[style])))
 
 
+def _expect_sendable(job: object) -> None:
+    try:
+        pickle.dumps(job)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PlanError(
+            f"What was registered cannot be handed to the processes of an audit: {error}.",
+            remedy="Make it of classes and functions of a module, or audit with one worker.",
+        ) from error
+
+
 def stored_plan(task: Mapping[str, Any]) -> AnyPlan:
     """The plan of an audit's directory."""
+    task = _renamed(task)
     _check_task(task)
-    kinds: dict[object, type[RunPlan] | type[HeteroPlan]] = {"HeteroPlan": HeteroPlan, "RunPlan": RunPlan}
-    return validated(kinds[task["kind"]], task["plan"], "plan.json")
+    plan: AnyPlan = kind_named(task["kind"]).parse(task["plan"], "plan.json")
+    return plan
+
+
+def _renamed(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as it is written now."""
+    said = task.get("kind")
+    return {**task, "kind": _ONCE_CALLED.get(said, said)} if isinstance(said, str) else {**task}
 
 
 def _check_task(task: Mapping[str, Any]) -> None:
     only = task.get("only")
-    choices = {"kind": ("HeteroPlan", "RunPlan"), "effort": get_args(EffortName), "style": tuple(STYLES)}
+    choices = {"kind": kind_names(), "effort": get_args(EffortName), "style": tuple(STYLES)}
     if (
         any(not isinstance(task.get(name), str) or task[name] not in known for name, known in choices.items())
         or not isinstance(task.get("plan"), dict)
@@ -299,18 +340,17 @@ def _choose(
 
 
 def _directory(
-    plan: AnyPlan, task: dict[str, Any], output: str | Path | None, *, resume: bool, save: bool
+    title: str, task: dict[str, Any], output: str | Path | None, *, resume: bool, save: bool
 ) -> AuditDirectory | None:
     if resume:
         if output is None:
             raise PlanError("Resuming needs the directory of the audit.", remedy="Give it as `output`.")
         directory = AuditDirectory.open(Path(output))
-        if directory.task() != task:
+        if _renamed(directory.task()) != task:
             raise CheckpointError(
                 f"{output} is the audit of another plan or effort.", remedy="Choose another --output."
             )
         return directory
     if not save:
         return None
-    title = f"{plan.data.name}-{plan.model.name}" if isinstance(plan, RunPlan) else f"{plan.data.name}-hetero"
     return AuditDirectory.create(None if output is None else Path(output), title, task)

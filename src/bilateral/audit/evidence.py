@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
@@ -18,6 +18,8 @@ from bilateral.audit.views import AdversaryName
 from bilateral.protocols.guarantee import Subject
 
 Statistic = Literal["mean", "median"]
+NUM_PICTURES: Final = 6
+"""So many trials of an experiment are shown."""
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,19 @@ from bilateral.audit.effort import EFFORTS, Effort, EffortName
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.recording import Recording, record
 from bilateral.engine.federation import Federation, load_federation
+from bilateral.engine.kind import Plan, RunKind, kind_of_plan
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint, reference_plan
 from bilateral.errors import NotAuditableError
 from bilateral.protocols.guarantee import Guarantee, Subject
-from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, ComparisonStyle
 from bilateral.protocols.share.prediction.guarantee import guarantee as answers_guarantee
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.parties import guarantee_of as hetero_guarantee
 from bilateral.runs.hetero.plan import HeteroPlan
 
-AnyPlan = RunPlan | HeteroPlan
+AnyPlan = RunPlan | HeteroPlan | Plan
+"""Of a kind of this package, or of one that was registered."""
 ON_UPLOADS: Final[tuple[Subject | int, ...]] = ("single uploads", 0, 3, 6)
 """What `subject_of_uploads` may answer."""
 
@@ -76,8 +78,8 @@ class HeteroContext:
     effort: Effort
     data_dir: Path | None = None
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
-    style: ComparisonStyle = HARDENED
-    """How activations are compared. A run always uses the hardened way; the published one is there to be audited."""
+    style: ComparisonStyle = DEFAULT_STYLE
+    """How activations are compared. A run always uses the sealed way; the others are there to be audited."""
 
     def guarantee(self) -> Guarantee:
         plain = self.plan.answers == "plain"
@@ -87,14 +89,32 @@ class HeteroContext:
         return SeededRandomness(self.plan.seed, "audit", *labels)
 
 
+@dataclass
+class KindContext:
+    """The same for a plan of a kind from outside of this package, which says by itself what it claims and admits."""
+
+    plan: Plan
+    kind: RunKind[Any]
+    effort: Effort
+    data_dir: Path | None = None
+    on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
+
+    def guarantee(self) -> Guarantee:
+        return self.kind.guarantee(self.plan, self.data_dir)
+
+    def randomness(self, *labels: str | int) -> SeededRandomness:
+        """For what attackers draw. Not every kind of plan has a seed, but all have a digest."""
+        return SeededRandomness(0, "audit", self.plan.digest(), *labels)
+
+
 def context_of(
     plan: AnyPlan,
     effort: EffortName,
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
     *,
-    style: ComparisonStyle = HARDENED,
-) -> Context | HeteroContext:
+    style: ComparisonStyle = DEFAULT_STYLE,
+) -> Context | HeteroContext | KindContext:
     """What experiments on a plan of this kind are given.
 
     Simulated deaths are switched off: who is dead sends nothing, and only takes trials from the attacker. What the
@@ -102,7 +122,9 @@ def context_of(
     """
     if isinstance(plan, HeteroPlan):
         return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress, style)
-    return Context(plan.with_settings({"federation.dropout": 0.0}), EFFORTS[effort], data_dir, on_progress)
+    if isinstance(plan, RunPlan):
+        return Context(plan.with_settings({"federation.dropout": 0.0}), EFFORTS[effort], data_dir, on_progress)
+    return KindContext(plan, kind_of_plan(plan), EFFORTS[effort], data_dir, on_progress)
 
 
 def undefended(plan: RunPlan) -> RunPlan:
@@ -114,7 +136,7 @@ def undefended(plan: RunPlan) -> RunPlan:
 class Experiment:
     """An attack with its controls. `applies` returns why it does not apply to a plan, or nothing.
 
-    `run` takes the context of its kind of plan (`Context` or `HeteroContext`).
+    `run` takes the context of its kind of plan (`Context`, `HeteroContext` or `KindContext`).
     """
 
     name: str

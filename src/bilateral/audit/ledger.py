@@ -59,10 +59,10 @@ _LINES = (
     ),
     LedgerLine(
         5,
-        "signs (published) or sizes (hardened) of activations",
+        "signs (published) or sizes (hardened) of activations, where comparisons are judged",
         "P4",
         "the querying party learns nothing but the prediction",
-        'style = "hardened" (the default) closes signs, places and factors; sizes remain',
+        'style = "sealed" (the default) closes it; "hardened" closes signs, places and factors, and sizes remain',
     ),
     LedgerLine(
         6,

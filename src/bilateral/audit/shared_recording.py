@@ -25,7 +25,7 @@ from bilateral.engine.transcript import Entry
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.styles import HARDENED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, ComparisonStyle
 from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
 from bilateral.protocols.share.ring.streams import SessionAgreement
 from bilateral.protocols.transport import SERVER, LocalTransport
@@ -81,7 +81,7 @@ class _RecordingTransport:
 class SharedParties:
     """A server and clients with agreed keys. Every `ask` opens sessions of its own, hence with masks of its own."""
 
-    def __init__(self, names: Sequence[str], randomness: Randomness, style: ComparisonStyle = HARDENED) -> None:
+    def __init__(self, names: Sequence[str], randomness: Randomness, style: ComparisonStyle = DEFAULT_STYLE) -> None:
         self.style = style
         self._rings = agreed_keys([SERVER, *names], randomness)
         self._clients = {name: PredictionClient(self._rings[name], style) for name in names}

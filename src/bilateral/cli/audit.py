@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -16,6 +15,7 @@ from bilateral.audit.effort import EffortName
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.experiment import AnyPlan
 from bilateral.audit.topics.registry import experiments_for
+from bilateral.cli.any_kind import from_outside, stopped
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.options import (
     MECHANISM_HELP,
@@ -37,9 +37,11 @@ from bilateral.cli.options import (
     parse_setting,
     resumed,
 )
+from bilateral.engine.kind import kind_of_plan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
 from bilateral.report.audit_html import write_html
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.audit_table import audit_tables
@@ -68,7 +70,9 @@ def audit_command(
     ] = False,
     style: Annotated[
         str | None,
-        typer.Option(help="With --hetero: hardened (default), or published as in the paper.", show_default=False),
+        typer.Option(
+            help="With --hetero: sealed (default), hardened, or published as in the paper.", show_default=False
+        ),
     ] = None,
     effort: Annotated[
         str | None, typer.Option(help="smoke (quick, proves little), standard (default), thorough.", show_default=False)
@@ -143,8 +147,11 @@ def audit_command(
         task = AuditDirectory.open(resume).task()
         chosen = stored_plan(task)
         effort, style, only = task["effort"], task["style"], task["only"]
-        what = "model" if isinstance(chosen, RunPlan) else "models"
-        chosen = resumed(resume, chosen, "audit", **{"data": data, what: model})
+        chosen = _resumed(resume, chosen, data, model)
+    elif (outside := from_outside(plan)) is not None:
+        if settings or hetero or any(value is not None for value in (epsilon, mechanism, *named.values())):
+            raise PlanError(f"Plans of kind {outside[0].name!r} are audited as they are.", remedy="Give no settings.")
+        chosen = outside[1]
     elif hetero:
         chosen = _hetero_plan(plan, named, settings)
     else:
@@ -159,7 +166,7 @@ def audit_command(
         result = audit(
             chosen,
             effort=effort or "standard",  # type: ignore[arg-type]
-            style=style or "hardened",  # type: ignore[arg-type]
+            style=style or DEFAULT_STYLE.name,  # type: ignore[arg-type]
             only=only or (),
             data_dir=data_dir,
             output=resume or output,
@@ -174,11 +181,8 @@ def audit_command(
         write_html(result, AuditDirectory(result.output).pictures, result.output / "audit.html")
     _print(result, details=details, json=json)
     if not result.finished:
-        again = ["bilateral", "audit", "--resume", str(result.output)]
-        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
-        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
-        err.print(f"Stopped. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
-        raise typer.Exit(130)
+        code = code_of(chosen) if isinstance(chosen, RunPlan | HeteroPlan) else {}
+        raise stopped("Stopped.", "audit", result.output, code, data_dir=data_dir)
     _exit_if(strict and not result.all_claims_hold)
 
 
@@ -236,13 +240,25 @@ def _hetero_plan(path: Path | None, named: dict[str, Any], settings: list[str] |
     return plan
 
 
+def _resumed(source: Path, plan: AnyPlan, data: str | None, model: str | None) -> AnyPlan:
+    """The plan of a stored audit to go on with; code that it names is named again."""
+    if isinstance(plan, RunPlan):
+        return resumed(source, plan, "audit", data=data, model=model)
+    if isinstance(plan, HeteroPlan):
+        return resumed(source, plan, "audit", data=data, models=model)
+    if data is not None or model is not None:
+        raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
+    return plan
+
+
 def _write_pictures(directory: AuditDirectory | None, evidence: Sequence[Evidence]) -> None:
     if directory is not None:
         write_pictures(evidence, directory.pictures)
 
 
 def _title(plan: AnyPlan) -> str:
-    return f"{plan.data.name} / {plan.model.name}" if isinstance(plan, RunPlan) else f"{plan.data.name}, heterogeneous"
+    outline = kind_of_plan(plan).outline(plan)
+    return f"{outline.data} / {outline.model}"
 
 
 def _note(progress: AuditProgress) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
+from bilateral.cli.any_kind import print_guarantee, stopped
+from bilateral.cli.console import ProgressBar, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import (
     Clients,
@@ -147,16 +147,8 @@ def hetero_command(
     else:
         _print_result(result)
     if not result.finished:
-        again = ["bilateral", "hetero", "--resume", str(result.output)]
-        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
-        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
-        again += ["--engine", engine] if engine != IN_PROCESS else []
-        err.print(
-            f"Stopped after {result.stages_done} of {result.num_stages} stages. "
-            f"Go on with: {escape(shlex.join(again))}",
-            soft_wrap=True,
-        )
-        raise typer.Exit(130)
+        said = f"Stopped after {result.stages_done} of {result.num_stages} stages."
+        raise stopped(said, "hetero", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
 
 
 def _runner(engine: str) -> Callable[..., HeteroResult]:
@@ -219,13 +211,7 @@ def _print_guarantee(result: HeteroResult) -> None:
     if not guarantee.claims:
         out.print(f"With {guarantee.protection} nothing is hidden: this was for speed, not for privacy.")
         return
-    out.print(f"\n[bold]What {guarantee.protection} hides[/]")
-    for claim in guarantee.claims:
-        out.print(f"  from {claim.whom}: {claim.what}")
-        out.print(f"    [dim]if {claim.assumption}[/]")
-    out.print("\n[bold]What it does not hide[/] (docs/leakage-ledger.md)")
-    for leak in guarantee.leaks:
-        out.print(f"  line {leak.ledger_line}, to {leak.whom}: {leak.what}")
+    print_guarantee(guarantee.as_dict())
     out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
 
 

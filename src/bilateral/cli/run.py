@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args
 
@@ -10,8 +9,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from bilateral.cli.any_kind import run_any_kind
-from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
+from bilateral.cli.any_kind import from_outside, print_guarantee, run_any_kind, stopped
+from bilateral.cli.console import ProgressBar, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.hetero import hetero_command
 from bilateral.cli.options import (
@@ -33,7 +32,7 @@ from bilateral.cli.options import (
     resumed,
     write_new_plan,
 )
-from bilateral.engine.kind import ROUNDS, RunKind, is_of_table, kind_of_plan, read_any
+from bilateral.engine.kind import ROUNDS, RunKind, kind_of_plan
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
 from bilateral.engine.remote.hosting import hosted_kind
@@ -151,12 +150,8 @@ def run_command(
     else:
         _print_result(result.as_dict())
     if not result.finished:
-        again = ["bilateral", "run", "--resume", str(result.output)]
-        again += [part for what, name in code_of(chosen).items() for part in (f"--{what}", name)]
-        again += ["--data-dir", str(data_dir)] if data_dir is not None else []
-        again += ["--engine", engine] if engine != IN_PROCESS else []
-        err.print(f"Stopped after round {result.rounds}. Go on with: {escape(shlex.join(again))}", soft_wrap=True)
-        raise typer.Exit(130)
+        said = f"Stopped after round {result.rounds}."
+        raise stopped(said, "run", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
     check_trained(result.as_dict())
 
 
@@ -166,9 +161,7 @@ def _other_kind(plan: Path | None, resume: Path | None) -> tuple[RunKind[Any], A
         found = RunDirectory.open(resume, plan_at)[1]
         kind = kind_of_plan(found)
         return None if kind.name == ROUNDS else (kind, found)
-    if plan is None or not plan.exists() or is_of_table(plan):
-        return None
-    return read_any(plan)
+    return from_outside(plan)
 
 
 class _Result(Protocol):
@@ -267,20 +260,7 @@ def _print_result(values: dict[str, Any]) -> None:
         told = "without the noise that it was told" if view["noise_is_told"] else "true"
         table.add_row("", f"{view['metric']} {seen:.4f} if it takes outputs as they come ({told}: {true:.4f})")
     out.print(table)
-    _print_guarantee(values["guarantee"])
+    print_guarantee(values["guarantee"])
     if values["output"] is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
         out.print(f"Results: {escape(values['output'])}")
-
-
-def _print_guarantee(guarantee: dict[str, Any]) -> None:
-    out.print(f"\n[bold]What {guarantee['protection']} hides[/]")
-    for claim in guarantee["claims"]:
-        out.print(f"  from {claim['whom']}: {claim['what']}")
-        out.print(f"    [dim]if {claim['assumption']}[/]")
-    if not guarantee["claims"]:
-        out.print("  nothing")
-    if guarantee["leaks"]:
-        out.print("\n[bold]What it does not hide[/] (docs/leakage-ledger.md)")
-    for leak in guarantee["leaks"]:
-        out.print(f"  line {leak['ledger_line']}, to {leak['whom']}: {leak['what']}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bilateral.errors import BilateralError, DataError, MissingDataError
 
-MAX_REASON = 500
+_MAX_REASON = 500
 """Characters of what a parser says: it may quote the file, and not all of it."""
 HOW_TO_POINT = "name their folder with --data-dir or the environment variable BILATERAL_DATA"
 
@@ -76,7 +76,7 @@ def reading(path: Path, origin: str) -> Iterator[None]:
     except BilateralError:
         raise
     except Exception as error:
-        reason = str(error)[:MAX_REASON] or type(error).__name__
+        reason = str(error)[:_MAX_REASON] or type(error).__name__
         raise DataError(
             f"Expected a complete, readable file at {path}, but it is corrupt, truncated or of another "
             f"format ({reason}).",

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from bilateral.documents import parse_json
+
+MAX_REASON: Final = 500
+"""So much of what a site says of a failure is told on; it may have written much."""
 
 
 @dataclass(frozen=True)

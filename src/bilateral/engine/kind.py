@@ -253,6 +253,12 @@ def register(kind: RunKind[Any]) -> None:
     _added[kind.name] = kind
 
 
+def make_known(kind: RunKind[Any]) -> None:
+    """Register a kind that is not known in this process, as it was in the one that started it."""
+    if kind.name not in kind_names():
+        register(kind)
+
+
 def unregister(name: str) -> None:
     """Take back what `register` added."""
     del _added[name]

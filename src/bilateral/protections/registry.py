@@ -10,6 +10,7 @@ depends on what is installed here, and never on what a plan says.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,14 @@ def unregister(name: str) -> None:
     """Forget a protection."""
     if _PROTECTIONS.pop(name, None) is None and _MECHANISMS.pop(name, None) is None:
         raise PlanError(f"There is no protection called {name!r}.")
+
+
+def make_known(protections: Iterable[Protection]) -> None:
+    """Register those that are not known in this process, as they were in the one that started it."""
+    known = {one.name for one in everyone()}
+    for one in protections:
+        if one.name not in known:
+            register(one)
 
 
 def protection_names() -> tuple[str, ...]:

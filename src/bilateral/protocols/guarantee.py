@@ -19,6 +19,7 @@ Subject = Literal[
     "shared prediction, server",
     "shared prediction, answering party",
     "signs of activations",
+    "activations",
     "single answers",
 ]
 """What a claim is about, in a word: stable where the sentence is not."""

@@ -6,24 +6,32 @@ import json
 import shlex
 from typing import Any
 
+from pydantic import BaseModel
+
 from bilateral.audit.auditor import AuditResult
 from bilateral.engine.plan import RunPlan
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
 from bilateral.report.audit_html import flat
 from bilateral.runs.hetero.plan import HeteroPlan
 
 
 def command_for(result: AuditResult, output: str) -> str:
     """What to type for the same audit: all settings that are not the default's."""
-    is_run = set(result.plan) == set(RunPlan.model_fields)
+    is_run = _has_all(result, RunPlan)  # and perhaps a section of a protection's own
+    if not is_run and not _has_all(result, HeteroPlan):
+        return f"bilateral audit plan.toml --output {output}"  # of a kind that was registered: it has no settings here
     default = dict(flat((RunPlan() if is_run else HeteroPlan()).model_dump(mode="json")))
     changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
     words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
     effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
-    kind_of_plan = (
-        [] if is_run else ["--hetero"] if result.style == "hardened" else ["--hetero", f"--style {result.style}"]
-    )
+    style = [] if result.style == DEFAULT_STYLE.name else [f"--style {result.style}"]
+    kind_of_plan = [] if is_run else ["--hetero", *style]
     only = [f"--only {name}" for name in result.only]
     return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
+
+
+def _has_all(result: AuditResult, plan: type[BaseModel]) -> bool:
+    return set(plan.model_fields) <= set(result.plan)
 
 
 def _setting(value: Any) -> str:

@@ -45,7 +45,7 @@ class HostileServer(FLComponent):
             messages[token] = Message(request["topic"], body)
             messages[token].headers.update(request["headers"])
         with engine.new_context() as fl_ctx:
-            replies = engine.server.admin_server.send_requests(messages, fl_ctx, timeout_secs=20.0)
+            replies = engine.server.admin_server.send_requests(messages, fl_ctx, timeout_secs=300.0)
         names = {token: name for name, token in sites.items()}
         return {names[reply.client_token]: _text(reply.reply) for reply in replies}
 
@@ -81,5 +81,5 @@ def send(folder: Path, requests: list[dict], wait_until) -> list[dict]:
     partial.write_text(json.dumps(requests))
     partial.rename(folder / f"{name}.request")
     reply = folder / f"{name}.reply"
-    wait_until(reply.exists, 60.0 + 5 * len(requests))
+    wait_until(reply.exists)
     return json.loads(reply.read_text())

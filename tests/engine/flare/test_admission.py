@@ -135,7 +135,7 @@ def greet(kits, who):
 
 def connection(kits):
     config = json.loads((kits.server / "flare" / "startup" / "fed_server.json").read_text())
-    return socket.create_connection(("localhost", int(config["servers"][0]["admin_port"])), timeout=10)
+    return socket.create_connection(("localhost", int(config["servers"][0]["admin_port"])), timeout=HANG)
 
 
 def answer(stream):

@@ -20,7 +20,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
 )
 from nvflare.private.defs import CellChannel, SysCommandTopic, TrainingTopic
 from tests.engine.flare import hostile_site
-from tests.engine.flare.test_job_names import wait_until, workspace_of
+from tests.engine.flare.test_job_names import HANG, wait_until, workspace_of
 
 from bilateral.engine.flare.admin import Admin
 from bilateral.engine.flare.processes import LocalProcesses, free_ports
@@ -51,7 +51,7 @@ def folder(kits, tmp_path_factory):
 def tokens(kits, folder):
     """The hostile site has come twice. Its first token is not registered any more."""
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
-    with LocalProcesses(kits, environment) as processes, Admin(kits.admin, timeout=60.0) as admin:
+    with LocalProcesses(kits, environment) as processes, Admin(kits.admin, timeout=HANG) as admin:
         processes.start_server()
         processes.start_sites()
         wait_until(lambda: admin.connected_sites() == (HOSTILE, VICTIM))
@@ -112,7 +112,7 @@ def test_the_record_of_commands_is_one(kits, tokens):
     """The control: a command of the server's is in the victim's record."""
     records = Records(kits)
     before = records.taken()
-    with Admin(kits.admin, timeout=60.0) as admin:
+    with Admin(kits.admin, timeout=HANG) as admin:
         admin.sites_running("none")
     wait_until(lambda: records.taken() > before)
 

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bilateral.engine.flare.premises import accepted_plan, kit_settings
-from bilateral.engine.flare.site_edge import NOT_ACCEPTED, SERVER_NAME, ask_desk
+from bilateral.engine.flare.site_edge import NOT_ACCEPTED, ask_desk
 from bilateral.engine.flare.site_settings import load_site_settings
 from bilateral.engine.plan import RunPlan, fingerprint_of, parse_plan
 from bilateral.engine.remote.edge import REFUSED
 from bilateral.errors import DataError, DeploymentError, PlanError, PlanNotAcceptedError
+from bilateral.protocols.transport import SERVER
 from bilateral.runs.rounds.kind import KIND
 
 SECRET = "a secret of the site"
@@ -134,7 +135,7 @@ def test_why_a_desk_was_not_opened_is_told_in_fixed_words(error, told):
     def closed():
         raise error
 
-    assert ask_desk(SERVER_NAME, closed, lambda desk: {}) == {REFUSED: told}
+    assert ask_desk(SERVER, closed, lambda desk: {}) == {REFUSED: told}
 
 
 class Workspace:

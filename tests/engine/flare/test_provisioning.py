@@ -11,11 +11,15 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
+from nvflare.utils.job_launcher_utils import get_client_job_args
 
 from bilateral.engine.flare.provisioning import Deployment, Kits, extend, project_text, provision
 from bilateral.engine.flare.site_settings import DataSettings, ServerSettings, load_site_settings
@@ -118,6 +122,25 @@ def test_all_parties_speak_mutual_tls_with_certificates_of_one_root(kits):
         mine.verify_directly_issued_by(root)
         assert [name.value for name in mine.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] == [kit.name]
         assert root == x509.load_pem_x509_certificate((kits.server / "flare" / "startup" / "rootCA.pem").read_bytes())
+
+
+def test_a_site_starts_jobs_as_processes_alone_whatever_a_jobs_meta_asks_for(kits):
+    """FLARE offers a job's meta to every launcher of a kit (containers, clusters), and this one takes its id alone."""
+    for kit in kits.sites.values():
+        resources = json.loads((kit / "flare" / "local" / "resources.json").read_text())
+        paths = [part["path"] for part in resources["components"]]
+        assert sorted(path.rpartition(".")[2] for path in paths) == [
+            *("ClientProcessJobLauncher", "GPUResourceConsumer", "GPUResourceManager", "JobGate")
+        ]
+        assert resources["components"][0]["args"]["num_of_gpus"] == 0  # none to reserve
+    context = FLContext()
+    arguments = dict.fromkeys(get_client_job_args(), ("-x", "y"))
+    context.set_prop(FLContextKey.JOB_PROCESS_ARGS, arguments, private=True, sticky=False)
+    commands = {
+        ClientProcessJobLauncher().get_command({"job_id": "3e1b4f1c-5a0e-4c1d-9b7a-0123456789ab", **asked}, context)
+        for asked in ({}, {"launcher_spec": {"a": {"docker": {"image": "x"}}}}, {"study": "../x"}, {"byoc": True})
+    }
+    assert len(commands) == 1
 
 
 @pytest.mark.parametrize("path", ["os.system", "subprocess.Popen", "bilateral.engine.flare.processes.LocalProcesses"])

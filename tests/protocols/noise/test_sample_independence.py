@@ -9,9 +9,13 @@ import sys
 
 import pytest
 import torch
+from tests.models.test_blind_spots import stochastic_depth
 from tests.reference.harness import randomised
-from torch import nn
+from torch import fx, nn
+from torch.nn import functional as F
 
+from bilateral.errors import UnsoundPlanError
+from bilateral.models.rules import MODULE_RULES
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.noise.clipping import ClipSettings, clip_samples
@@ -67,6 +71,39 @@ class WithState(nn.ReLU):
     def forward(self, x):
         self.calls += 1
         return super().forward(x) * self.calls
+
+
+class Functions(nn.Module):
+    """What is no layer: sums, products, joins, cuts, moves, and a parameter that multiplies channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+        self.last, self.factor = nn.Conv2d(10, 6, 1), nn.Parameter(torch.ones(4, 1, 1))
+
+    def forward(self, x):
+        a, b = self.left(x).relu(), self.right(x).abs() * self.factor
+        first, second = torch.chunk(a + b, 2, dim=1)
+        c = F.pad(torch.cat([first - second, a.flip(1), second.roll(1, 2)], 1) / 3, (0, 0, 0, 0, 1, 1))
+        c = F.interpolate(self.last(c), scale_factor=1.5)
+        d = F.leaky_relu(c.transpose(2, 3), 0.1).clamp(max=2.0)
+        both = torch.stack([c, d], 1).mean((1, 2, 3))
+        return torch.cat([d.mean((2, 3)), c.amax((2, 3)), d.sum(3).flatten(1), both], 1)
+
+
+fx.wrap("stochastic_depth")
+
+
+class StochasticDepth(nn.Module):
+    """Whole samples are dropped, each by its own draw."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(13, 11), nn.Linear(11, 11)
+
+    def forward(self, x):
+        h = self.first(x).relu()
+        return h + stochastic_depth(self.second(h), 0.5, "row", self.training)
 
 
 def images(*layers, channels, side):
@@ -163,9 +200,77 @@ LAYERS = {
         lambda: images(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.Dropout(0.4), channels=6, side=7),
         9,
     ),
+    "smooth activations of today": (
+        (19,),
+        lambda: nn.Sequential(
+            *(nn.Linear(19, 13), nn.SiLU(), nn.Linear(13, 11), nn.Mish(), nn.Linear(11, 9), nn.Softplus()),
+            *(nn.Linear(9, 8), nn.SELU(), nn.Linear(8, 7), nn.Softsign(), nn.Linear(7, 7), nn.Identity()),
+        ),
+        7,
+    ),
+    "activations in pieces": (
+        (19,),
+        lambda: nn.Sequential(
+            *(nn.Linear(19, 13), nn.Hardswish(), nn.Linear(13, 11), nn.Hardsigmoid(), nn.Linear(11, 9), nn.Hardtanh()),
+            *(nn.Linear(9, 8), nn.LogSigmoid(), nn.Linear(8, 7), nn.LogSoftmax(1), nn.Linear(7, 6)),
+        ),
+        6,
+    ),
+    "padded sequences": (
+        (3, 16),
+        lambda: nn.Sequential(
+            *(nn.Conv1d(3, 4, 3), nn.ReflectionPad1d(1), nn.ReplicationPad1d(1), nn.CircularPad1d(1), nn.ZeroPad1d(1)),
+            *(nn.ConstantPad1d(1, 0.0), nn.AvgPool1d(2), nn.Dropout1d(0.2), nn.AdaptiveMaxPool1d(5), nn.Flatten()),
+        ),
+        20,
+    ),
+    "padded images": (
+        (3, 8, 8),
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 4, 3), nn.ReflectionPad2d(1), nn.ReplicationPad2d(1), nn.CircularPad2d(1), nn.ZeroPad2d(1)),
+            *(nn.ConstantPad2d(1, 0.0), nn.UpsamplingNearest2d(scale_factor=2), nn.UpsamplingBilinear2d(size=9)),
+            *(nn.ReLU(), nn.AdaptiveMaxPool2d(4), nn.Flatten()),
+        ),
+        64,
+    ),
+    "padded volumes": (
+        (2, 5, 5, 5),
+        lambda: nn.Sequential(
+            *(nn.Conv3d(2, 3, 2), nn.ZeroPad3d(1), nn.ConstantPad3d(1, 0.0), nn.MaxPool3d(2), nn.Dropout3d(0.2)),
+            *(nn.AdaptiveMaxPool3d(3), nn.AdaptiveAvgPool3d(2), nn.Flatten()),
+        ),
+        24,
+    ),
+    "shuffles": (
+        (4, 6, 6),
+        lambda: nn.Sequential(
+            *(nn.Conv2d(4, 8, 3, padding=1), nn.ChannelShuffle(2), nn.PixelShuffle(2), nn.ReLU(), nn.PixelUnshuffle(2)),
+            *(nn.Flatten(), nn.Unflatten(1, (8, 36)), nn.Flatten()),
+        ),
+        288,
+    ),
+    "stochastic depth": ((13,), lambda: nn.Sequential(StochasticDepth(), nn.ReLU()), 11),
+    "functions": ((3, 6, 6), lambda: nn.Sequential(Functions(), nn.Linear(75, 9), nn.ReLU()), 9),
     "state in a buffer": ((13,), lambda: nn.Sequential(nn.Linear(13, 11), WithState()), 11),
 }
+MIXING = {nn.BatchNorm1d: (), nn.BatchNorm2d: (3, 3), nn.BatchNorm3d: (3, 3, 3)}
+"""Layers that no clipping can be true for, and the space of a channel."""
 PROTECTIONS = ("mse", "activation")
+
+
+def test_every_layer_that_has_a_rule_is_tried_here_or_refused():
+    tried = {type(module) for _, make, _ in LAYERS.values() for module in make().modules()}
+    assert set(MODULE_RULES) - tried == set(MIXING)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("kind", MIXING)
+def test_layers_that_mix_samples_are_refused_in_either_mode(kind, is_trained):
+    model = nn.Sequential(kind(4), nn.Flatten(), nn.Linear(4 * math.prod(MIXING[kind]), OUTPUTS)).train()
+    model[0].train(is_trained)
+    graph = ScaleGraph.of(model, torch.zeros(2, 4, *MIXING[kind]))
+    with pytest.raises(UnsoundPlanError, match="BatchNorm"):
+        FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0, "sample", 4.0))
 
 
 def rows_of(name, protection, seed=3):
@@ -226,8 +331,8 @@ def dependent(name, protection):
     ]
     return [
         (len(batch), threads, sample)
-        for threads in (1, 3)
-        for batch in batches
+        for threads, chosen in ((1, batches), (3, batches[:4]))
+        for batch in chosen
         for sample, row in zip(batch, rows(batch, threads), strict=True)
         if sample in alone and not torch.equal(row, alone[sample])
     ]

@@ -29,7 +29,7 @@ from bilateral.runs.hetero.messages import (
 )
 from bilateral.runs.hetero.parties import answerers_of
 from bilateral.runs.hetero.secure_answers import agreed_keys
-from bilateral.runs.hetero.state import SiteState, SiteStore
+from bilateral.runs.hetero.state import ClientState, SiteStore
 
 SOME = PLAN.with_settings({"clients.number": 5, "queries.fraction": 0.5, "iterations": 1})
 
@@ -185,7 +185,7 @@ def test_errors_about_the_sites_own_data_stay_in_its_log(tmp_path, caplog):
 
 
 def test_a_state_of_another_plan_is_refused_and_left_alone(tmp_path):
-    SiteStore(tmp_path, PLAN).save(SiteState(1, {"w": torch.ones(2)}, None, [0.5], [0]))
+    SiteStore(tmp_path, PLAN).save(ClientState(1, {"w": torch.ones(2)}, None, [0.5], [0]))
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     assert Site(tmp_path).tell(Introduce()) == "CheckpointError at client-1; its own log says more."
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
@@ -208,14 +208,14 @@ def test_a_state_comes_back_as_it_was_kept(tmp_path_factory, stage, width, data)
     measures = (stage + 1) // 2
     accuracies = data.draw(st.lists(st.floats(0, 1), min_size=measures, max_size=measures))
     sums = torch.randn(width, 3) if stage in (2, 4) else None
-    store.save(SiteState(stage, {"w": torch.full((width,), float(stage))}, sums, accuracies, [4] * measures))
+    store.save(ClientState(stage, {"w": torch.full((width,), float(stage))}, sums, accuracies, [4] * measures))
     found = store.load()
     assert (found.stage, list(found.accuracies), list(found.num_queries)) == (stage, accuracies, [4] * measures)
     assert torch.equal(found.model["w"], torch.full((width,), float(stage)))
     assert (found.sums is None) if sums is None else torch.equal(found.sums, sums)
 
 
-@pytest.mark.parametrize("state", [SiteState(2, {}, None, [0.5], [0]), SiteState(1, {}, None, [], [])])
+@pytest.mark.parametrize("state", [ClientState(2, {}, None, [0.5], [0]), ClientState(1, {}, None, [], [])])
 def test_a_state_that_no_site_keeps_is_refused(tmp_path, state):
     SiteStore(tmp_path, PLAN).save(state)
     with pytest.raises(CheckpointError, match="not a state"):

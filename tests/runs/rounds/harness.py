@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 
 from bilateral.engine.checkpoint import load_checkpoint
 from bilateral.engine.federation import load_federation, member_names
-from bilateral.engine.kind import ENROLMENT
+from bilateral.engine.kind import ENROLMENT, ROUNDS, ServerAround, kind_named
 from bilateral.engine.remote.edge import SiteSilentError
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.setup import make_blueprint
+from bilateral.engine.term import conduct as conduct_term
 from bilateral.errors import ThresholdError
 from bilateral.protections.spoken_messages import stage_of, to_client
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode
-from bilateral.runs.rounds.conductor import Conductor
 from bilateral.runs.rounds.desk import SiteDesk
+from bilateral.runs.rounds.hosted import REFERENCE_OPTION
 
 VERSION = "test"
 ONE_AT_A_TIME = threading.RLock()
@@ -96,22 +97,16 @@ class LocalSites:
             return self.tamper(call, self.desks[site].deliver(lane, ticket, packet))
 
 
-def conduct(plan, path, sites=None, **settings):
-    """One term over local sites."""
-    return make_conductor(plan, path, sites, **settings).conduct()
-
-
-def make_conductor(plan, path, sites=None, **settings):
-    sites = sites or LocalSites(plan, reference=settings.get("reference", False))
-    return Conductor(
-        plan,
-        path,
-        sites,
-        lambda term, names: SimulatedSecrets(plan.seed, names, term),
-        VERSION,
+def conduct(plan, path, sites=None, *, reference=False, on_round=lambda _: None, make_secrets=None):
+    """One term over local sites, by the shell that every engine uses."""
+    around = ServerAround(
         "local",
-        **settings,
+        VERSION,
+        sites=sites or LocalSites(plan, reference=reference),
+        make_secrets=make_secrets,
+        options={REFERENCE_OPTION: reference},
     )
+    return conduct_term(kind_named(ROUNDS), plan, path, around, on_round)
 
 
 def silent_at(site: str, stage: str, rounds) -> Fault:

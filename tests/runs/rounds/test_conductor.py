@@ -13,7 +13,6 @@ from tests.runs.rounds.harness import (
     Killed,
     LocalSites,
     conduct,
-    make_conductor,
     silent_at,
     undisturbed,
     weights_in,
@@ -29,6 +28,7 @@ from bilateral.errors import CheckpointError, SitesMissingError
 from bilateral.learning.training import relative_difference
 from bilateral.runs.rounds.attendance import Attendance
 from bilateral.runs.rounds.in_process import run
+from bilateral.runs.rounds.remote_exchange import RemoteExchange
 
 HANG = 120.0
 """Seconds after which a test that waits has stopped for good."""
@@ -194,7 +194,7 @@ def test_a_slow_site_is_missed_and_sits_out_longer_each_time(tmp_path, monkeypat
     assert "30 seconds" in missed[0]["reason"]
 
 
-def test_a_dead_site_is_not_waited_for_as_long_as_a_slow_one(tmp_path):
+def test_a_dead_site_is_not_waited_for_as_long_as_a_slow_one(tmp_path, monkeypatch):
     chosen = small(training__rounds=3, federation__timeout=60.0)
     dead = threading.Event()
 
@@ -205,11 +205,14 @@ def test_a_dead_site_is_not_waited_for_as_long_as_a_slow_one(tmp_path):
 
     sites = LocalSites(chosen, fault)
     sites.ping = lambda site: None if site == "client-4" else True
-    conductor = make_conductor(chosen, tmp_path / "run", sites)
-    conductor.ping_after = 0.2
+    monkeypatch.setattr(conductor_module, "RemoteExchange", partial(RemoteExchange, ping_after=0.2))
     try:
-        conductor.on_round = lambda report: dead.set() if report.round_index == 3 else None
-        conductor.conduct()
+        conduct(
+            chosen,
+            tmp_path / "run",
+            sites,
+            on_round=lambda report: dead.set() if report.round_index == 3 else None,
+        )
     finally:
         dead.set()
     (missed,) = events(tmp_path / "run", "site_missed")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.runs.rounds.harness import ONE_AT_A_TIME, VERSION, Call, Killed, LocalSites
+from tests.runs.rounds.harness import ONE_AT_A_TIME, VERSION, Call, Killed, LocalSites, conduct
 from tests.runs.rounds.test_conductor import SOUND, events, small
 
 from bilateral.engine.federation import member_names
@@ -13,7 +13,6 @@ from bilateral.protocols.mask.keys import Identity
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SecureRandomness
-from bilateral.runs.rounds.conductor import Conductor
 from bilateral.runs.rounds.desk import SiteDesk
 from bilateral.runs.rounds.enrolment import INTRODUCE, Briefing
 
@@ -42,17 +41,17 @@ class OwnSites(LocalSites):
             return self.desks[site].brief(told)
 
 
-def conduct(plan, path, sites):
+def conduct_deployed(plan, path, sites):
     def own(term, names):
         return OwnSecrets(SecureRandomness().random_bytes(32), sites.pinned)
 
-    return Conductor(plan, path, sites, own, VERSION, "local").conduct()
+    return conduct(plan, path, sites, make_secrets=own)
 
 
 @pytest.mark.parametrize("settings", [{}, {"training__loss": "mse"}, SOUND], ids=["ce", "mse", "sound"])
 def test_a_deployment_trains(tmp_path, settings):
     chosen = small(**settings)
-    assert conduct(chosen, tmp_path / "run", OwnSites(chosen)).finished
+    assert conduct_deployed(chosen, tmp_path / "run", OwnSites(chosen)).finished
     assert events(tmp_path / "run", "message_refused") == []
 
 
@@ -65,7 +64,7 @@ def test_sites_that_were_told_different_facts_share_no_sum(tmp_path):
         return briefing if site == "client-1" else replace(briefing, term_scales=briefing.term_scales * 1024)
 
     sites.lie = lie
-    conduct(chosen, tmp_path / "run", sites)
+    conduct_deployed(chosen, tmp_path / "run", sites)
     assert events(tmp_path / "run", "round_done") == []
     assert {event["site"] for event in events(tmp_path / "run", "message_refused")} == {
         "client-2",
@@ -89,9 +88,9 @@ def test_a_round_that_is_repeated_after_a_crash_has_another_batch(tmp_path):
 
     sites.fault = kill
     with pytest.raises(Killed):
-        conduct(chosen, tmp_path / "run", sites)
+        conduct_deployed(chosen, tmp_path / "run", sites)
     again = OwnSites(chosen)
-    assert conduct(chosen, tmp_path / "run", again).finished
+    assert conduct_deployed(chosen, tmp_path / "run", again).finished
 
 
 def site_batches(chosen, sites, name):

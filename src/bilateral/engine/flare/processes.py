@@ -28,9 +28,8 @@ from bilateral.engine.flare.kit_builder import ENVIRONMENT, KIT_VARIABLE, OPTION
 from bilateral.engine.flare.provisioning import Kits, party_organisation
 from bilateral.engine.flare.site_settings import WORKSPACE_FOLDER
 from bilateral.errors import DeploymentError
+from bilateral.protocols.transport import SERVER
 
-SERVER = "server"
-"""The name of the server here; sites have their own."""
 _MARK = "BILATERAL_PARTY"
 _MODULES = {
     "server": "nvflare.private.fed.app.server.server_train",
@@ -38,6 +37,9 @@ _MODULES = {
 }
 _LOG_FILE = "process.log"
 _POLL_SECONDS = 0.05
+_START_SECONDS = 300.0
+"""A server imports for as long as its machine is busy with other work; one that dies is noticed at once."""
+_KILL_SECONDS = 60.0
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ class LocalProcesses:
         """What the processes of a party write to their terminal."""
         return self.kit(name) / _LOG_FILE
 
-    def start_server(self, timeout: float = 60.0) -> None:
+    def start_server(self, timeout: float = _START_SECONDS) -> None:
         """Start the server and wait until it listens."""
         self.start(SERVER)
         self._wait_until_listening(timeout)
@@ -146,7 +148,7 @@ class LocalProcesses:
         parent = self._parents.get(name)
         return tuple(sorted(found, key=lambda pid: (parent is None or pid != parent.pid, pid)))
 
-    def kill(self, name: str, timeout: float = 10.0) -> None:
+    def kill(self, name: str, timeout: float = _KILL_SECONDS) -> None:
         """SIGKILL to all processes of a party, as if its machine had lost power. Returns when none is left."""
         deadline = time.monotonic() + timeout
         while pids := self.pids(name):
@@ -157,7 +159,7 @@ class LocalProcesses:
             time.sleep(_POLL_SECONDS)
         self._reap(name)
 
-    def restart(self, name: str, timeout: float = 60.0) -> None:
+    def restart(self, name: str, timeout: float = _START_SECONDS) -> None:
         """Kill a party if it lives, and start it again. A restarted server listens when this returns."""
         self.kill(name)
         if name == SERVER:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from bilateral.engine.remote.edge import REFUSED
 from bilateral.errors import BilateralError, PlanNotAcceptedError
+from bilateral.protocols.transport import SERVER
 
 log = logging.getLogger("bilateral.site")
-SERVER_NAME = "server"
 NOT_ACCEPTED = "the operator of this site has not agreed to this plan, or to code that it names; its own log says more."
 _Desk = TypeVar("_Desk")
 
@@ -22,7 +22,7 @@ def ask_desk(
 
     Why a desk was not opened is told in fixed words: the job's own could hold what the site keeps to itself.
     """
-    if caller != SERVER_NAME:
+    if caller != SERVER:
         return {REFUSED: f"only the server may call a site, not {caller}."}
     try:
         desk = open_desk()

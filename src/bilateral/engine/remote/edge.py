@@ -19,7 +19,6 @@ log = logging.getLogger("bilateral.site")
 REPLY: Final = "reply"
 REFUSED: Final = "refused"
 """The keys of a site's answer: what its kind of run replies with, or a sentence."""
-MAX_REASON = 500
 PINGS_BEFORE_GIVING_UP = 2
 Ping = Callable[[str], bool | None]
 """`Sites.ping`."""

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bilateral.engine.remote.edge import MAX_REASON, PINGS_BEFORE_GIVING_UP, REFUSED, REPLY, Ping, SiteSilentError
+from bilateral.engine.events import MAX_REASON
+from bilateral.engine.remote.edge import PINGS_BEFORE_GIVING_UP, REFUSED, REPLY, Ping, SiteSilentError
 from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.messages import Message
 from bilateral.protocols.wire import decode, encode

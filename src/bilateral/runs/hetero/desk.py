@@ -26,7 +26,6 @@ from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, encode
 from bilateral.runs.hetero.keys import SimulatedKeys
-from bilateral.runs.hetero.member import Measure, Member
 from bilateral.runs.hetero.messages import (
     REPLY_OF,
     Done,
@@ -42,7 +41,8 @@ from bilateral.runs.hetero.messages import (
 )
 from bilateral.runs.hetero.parties import answerers_of, check_secure, deal, make_client
 from bilateral.runs.hetero.plan import HeteroPlan
-from bilateral.runs.hetero.state import SiteState, SiteStore
+from bilateral.runs.hetero.staged_client import Measure, StagedClient
+from bilateral.runs.hetero.state import ClientState, SiteStore
 from bilateral.runs.hetero.steps import num_stages
 
 
@@ -59,7 +59,7 @@ class HeteroSiteDesk(SiteEdge):
         super().__init__(name)
         self._plan, self._version, self._data_dir = plan, version, data_dir
         self._store = SiteStore(store, plan)
-        self._member: Member | None = None
+        self._member: StagedClient | None = None
         self._samples = torch.empty(0)
         self._keys: KeyRing | None = None
         self._protocol: _CheckedProtocol | None = None
@@ -106,7 +106,7 @@ class HeteroSiteDesk(SiteEdge):
             shares = deal(self._plan, self._data_dir)
             own = shares.clients[self.name]
             client = make_client(self._plan, self.name, own, shares.num_classes)
-            member, state = Member(self._plan, client, shares.test, self._keep), self._store.load()
+            member, state = StagedClient(self._plan, client, shares.test, self._keep), self._store.load()
             if state.stage:
                 member.load(state)
             self._member, self._samples = member, own.inputs
@@ -153,11 +153,11 @@ class HeteroSiteDesk(SiteEdge):
         member.keep_sums(iteration, self._checked().parties.take_answers().float())
         return Done()
 
-    def _keep(self, state: SiteState) -> None:
+    def _keep(self, state: ClientState) -> None:
         self._store.save(state)
         log.info("%s has done %d of %d stages", self.name, state.stage, num_stages(self._plan))
 
-    def _opened(self) -> Member:
+    def _opened(self) -> StagedClient:
         if self._member is None:
             raise ProtocolError(
                 f"{self.name} was asked for more before its data were open: it has done 0 of its stages.",

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from bilateral.learning.hetero.answers import Answers
-from bilateral.runs.hetero.member import Measure, Member
 from bilateral.runs.hetero.parties import answerers_of
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.record import HeteroRecord
-from bilateral.runs.hetero.state import SiteState
+from bilateral.runs.hetero.staged_client import Measure, StagedClient
+from bilateral.runs.hetero.state import ClientState
 from bilateral.runs.hetero.steps import waits_for_retraining
 
 MakeAnswers = Callable[[Callable[[int], None], int], Answers]
@@ -24,7 +24,7 @@ class ClientsHere:
 
     at_once = False
 
-    def __init__(self, plan: HeteroPlan, members: Mapping[str, Member], make_answers: MakeAnswers) -> None:
+    def __init__(self, plan: HeteroPlan, members: Mapping[str, StagedClient], make_answers: MakeAnswers) -> None:
         self._plan, self._members = plan, members
         self._make_answers = make_answers
         self._answers: Answers | None = None
@@ -79,7 +79,7 @@ class ClientsHere:
             sums = tensors.get(f"sums/{name}")
             if (sums is not None) != waits_for_retraining(site.stage):
                 raise ValueError(f"{name} has sums that no stage left, or none")
-            member.load(SiteState(site.stage, model, sums, tuple(site.accuracies), tuple(site.num_queries)))
+            member.load(ClientState(site.stage, model, sums, tuple(site.accuracies), tuple(site.num_queries)))
 
     def close(self) -> None: ...
 

@@ -14,12 +14,12 @@ from bilateral.engine.term import IN_PROCESS, Term, checkpoint_to_resume
 from bilateral.errors import CheckpointError
 from bilateral.learning.hetero.answers import Answers
 from bilateral.runs.hetero.here import ClientsHere
-from bilateral.runs.hetero.member import Member
 from bilateral.runs.hetero.parties import Shares, deal, make_answers, make_client
 from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan
 from bilateral.runs.hetero.record import HeteroRecord, PublicFacts
 from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
 from bilateral.runs.hetero.server import HeteroServer
+from bilateral.runs.hetero.staged_client import StagedClient
 from bilateral.version import __version__
 
 
@@ -67,10 +67,10 @@ def run_hetero(
     return result
 
 
-def members_of(plan: HeteroPlan, shares: Shares) -> dict[str, Member]:
+def members_of(plan: HeteroPlan, shares: Shares) -> dict[str, StagedClient]:
     """Every client, from its own samples."""
     return {
-        name: Member(plan, make_client(plan, name, share, shares.num_classes), shares.test)
+        name: StagedClient(plan, make_client(plan, name, share, shares.num_classes), shares.test)
         for name, share in shares.clients.items()
     }
 

@@ -15,11 +15,11 @@ import torch
 from bilateral.engine.checkpoint import Checkpoint, matching_checkpoint, putting_back, save_checkpoint
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import CheckpointError, ProtocolError
-from bilateral.runs.hetero.member import Measure
 from bilateral.runs.hetero.messages import HeteroCard
 from bilateral.runs.hetero.parties import guarantee_of
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.result import ClientOutcome, HeteroProgress, HeteroResult
+from bilateral.runs.hetero.staged_client import Measure
 from bilateral.runs.hetero.steps import num_measured, num_stages, stages_of
 
 _STAGES = "stages of "

@@ -26,7 +26,6 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.prediction.parties import Asking, PredictionServer
 from bilateral.protocols.transport import SERVER, Traffic
 from bilateral.runs.hetero.keys import SimulatedKeys
-from bilateral.runs.hetero.member import Measure
 from bilateral.runs.hetero.messages import (
     GetReady,
     HeteroBriefing,
@@ -41,6 +40,7 @@ from bilateral.runs.hetero.messages import (
 from bilateral.runs.hetero.parties import answerers_of
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.record import HeteroRecord, check_accuracies
+from bilateral.runs.hetero.staged_client import Measure
 
 _M = TypeVar("_M", bound=Message)
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from bilateral.engine.checkpoint import Checkpoint
 from bilateral.engine.events import Evaluated, StageDone
 from bilateral.engine.kind import ServerAround
-from bilateral.runs.hetero.member import Measure
 from bilateral.runs.hetero.record import HeteroRecord
 from bilateral.runs.hetero.result import HeteroProgress, HeteroResult
+from bilateral.runs.hetero.staged_client import Measure
 from bilateral.runs.hetero.steps import Step, num_stages, step_of
 
 MEAN_ACCURACY = "mean_test_accuracy"

@@ -21,7 +21,7 @@ _MODEL, _SUMS = "model/", "sums"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SiteState:
+class ClientState:
     """After `stage` stages. `sums`: answers that were not learned from yet; None except between asking and retraining.
 
     `accuracies` and `num_queries`: trained alone (no queries), then after every iteration.
@@ -41,14 +41,14 @@ class SiteStore:
         self._path = path
         self._plan = plan
 
-    def load(self) -> SiteState:
+    def load(self) -> ClientState:
         """What was kept last; a fresh state if there is nothing yet."""
         if not self._file.exists():
-            return SiteState()
+            return ClientState()
         found = matching_checkpoint(self._plan.digest(), self._file)
         model = {k.removeprefix(_MODEL): t for k, t in found.tensors.items() if k.startswith(_MODEL)}
         with putting_back(self._file):
-            state = SiteState(
+            state = ClientState(
                 found.next_round,
                 model,
                 found.tensors.get(_SUMS),
@@ -60,7 +60,7 @@ class SiteStore:
             raise CheckpointError(f"{self._file} is not a state that a site keeps.", remedy="Start a new run.")
         return state
 
-    def save(self, state: SiteState) -> None:
+    def save(self, state: ClientState) -> None:
         """Replace what was kept, atomically."""
         self._path.mkdir(parents=True, exist_ok=True)
         tensors = {f"{_MODEL}{key}": tensor for key, tensor in state.model.items()}

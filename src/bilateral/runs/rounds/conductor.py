@@ -17,14 +17,13 @@ import torch
 
 from bilateral.documents import parse_json
 from bilateral.engine.checkpoint import Checkpoint, putting_back
-from bilateral.engine.events import MessageRefused, SiteMissed
+from bilateral.engine.events import MAX_REASON, MessageRefused, SiteMissed
 from bilateral.engine.federation import Federation, load_server_view, needs_sample_counts
-from bilateral.engine.kind import ENROLMENT, ROUNDS, Sites, kind_named
+from bilateral.engine.kind import ENROLMENT, Sites
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.edge import MAX_REASON, REFUSED, REPLY, SiteSilentError
+from bilateral.engine.remote.edge import REFUSED, REPLY, SiteSilentError
 from bilateral.engine.run_directory import RunDirectory, write_json
 from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
-from bilateral.engine.term import LOCK_PATIENCE, Term
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import CheckpointError, ProtocolError, SitesMissingError
 from bilateral.learning.secrets import Secrets
@@ -43,30 +42,17 @@ MakeSecrets = Callable[[int, Sequence[str]], Secrets]
 
 @dataclass
 class Conductor:
-    """One term. `conduct` returns when the plan is done, or after a round when `should_stop` says so."""
+    """What the server's side of one term is built from (`RoundsOverSites`): the sites, and what it was asked for."""
 
     plan: RunPlan
-    path: Path
     sites: Sites
     make_secrets: MakeSecrets
     version: str
-    engine: str
     reference: bool = False
     data_dir: Path | None = None
     data_settings: Mapping[str, Any] = field(default_factory=dict)
-    on_round: Callable[[RoundReport], None] = lambda _: None
     should_stop: Callable[[], bool] = lambda: False
     on_exchange: Callable[[Timing], None] = lambda _: None
-    ping_after: float = 3.0
-
-    def conduct(self) -> RunResult:
-        directory = RunDirectory.create_or_open(self.path, self.plan)
-        term = Term(
-            kind_named(ROUNDS), self.plan, self.engine, directory, on_step=self.on_round, should_stop=self.should_stop
-        )
-        with term.held(LOCK_PATIENCE):
-            result: RunResult = term.drive(RoundsOverSites(self, directory), term.last_checkpoint())
-        return result
 
     def _prepare(
         self, directory: RunDirectory, pool: ThreadPoolExecutor, checkpoint: Checkpoint | None
@@ -86,7 +72,7 @@ class Conductor:
             directory.tell,
             sites_needed(self.plan, len(names)),
             self.plan.federation.patience,
-            partial(self._is_asked_to_stop, directory),
+            self.should_stop,
             all_invited=self.plan.masks(len(names)) == "float",
         )
         transcript = Transcript()
@@ -98,7 +84,6 @@ class Conductor:
             pool=pool,
             tickets=Tickets(),
             timeout=self.plan.federation.timeout,
-            ping_after=self.ping_after,
             on_exchange=self.on_exchange,
         )
         lanes = [
@@ -119,9 +104,6 @@ class Conductor:
             on_close=attendance.close,
         )
         return loop, attendance
-
-    def _is_asked_to_stop(self, directory: RunDirectory) -> bool:
-        return self.should_stop() or directory.stop_requested
 
     def _plans(self, checkpoint: Checkpoint | None) -> list[RunPlan]:
         """The plan, and FedSGD beside it if that was asked for when the run began."""

@@ -74,18 +74,15 @@ class RoundsKind(HostedRounds):
     def conductor(self, plan: RunPlan, around: ServerAround) -> Conductor:
         """The server's side of rounds over sites."""
         assert around.sites is not None
-        assert around.path is not None
 
         def simulated(term: int, names: Sequence[str]) -> Secrets:
             return SimulatedSecrets(plan.seed, names, term)
 
         return Conductor(
             plan,
-            around.path,
             around.sites,
             around.make_secrets or simulated,
             around.version,
-            around.engine,
             reference=around.options.get(REFERENCE_OPTION) is True,
             data_dir=around.data_dir,
             data_settings=around.data_settings,

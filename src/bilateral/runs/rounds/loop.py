@@ -19,6 +19,7 @@ from torch import Tensor
 from bilateral.data import Split
 from bilateral.engine.checkpoint import Checkpoint, restore, training_tensors
 from bilateral.engine.events import (
+    MAX_REASON,
     Evaluated,
     Event,
     MessageRefused,
@@ -42,7 +43,6 @@ from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
-MAX_REASON = 500
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
 

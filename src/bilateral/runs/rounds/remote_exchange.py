@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bilateral.engine.remote.edge import MAX_REASON, PINGS_BEFORE_GIVING_UP, REFUSED, REPLY, Ping, SiteSilentError
+from bilateral.engine.events import MAX_REASON
+from bilateral.engine.remote.edge import PINGS_BEFORE_GIVING_UP, REFUSED, REPLY, Ping, SiteSilentError
 from bilateral.errors import ProtocolError
 from bilateral.learning.exchange import Packet, Record, Respond, Unusable, kept_of
 from bilateral.protections.spoken_messages import stage_of, to_server

@@ -1,4 +1,4 @@
-"""The audit of secret-shared prediction: the published comparison comes out broken, the hardened one as it claims."""
+"""The audit of secret-shared prediction: each comparison comes out as it claims, the published one broken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bilateral.audit.topics.shared.shared_prediction import EXPERIMENTS
 from bilateral.audit.topics.shared.shared_setting import prepare
 from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge, judge_claims
-from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, SEALED
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -26,18 +26,23 @@ PLAN = HeteroPlan().with_settings(
 )
 
 
-def audited():
+def audited(style):
     progress = {one.name: [] for one in EXPERIMENTS}
     evidence = []
     for one in EXPERIMENTS:
         tell = lambda fraction, note, told=progress[one.name]: told.append((fraction, note))  # noqa: E731
-        evidence += one.run(context_of(PLAN, "smoke", None, tell))
+        evidence += one.run(context_of(PLAN, "smoke", None, tell, style=style))
     return evidence, progress
 
 
 @pytest.fixture(scope="module")
 def hardened():
-    return audited()
+    return audited(HARDENED)
+
+
+@pytest.fixture(scope="module")
+def sealed():
+    return audited(SEALED)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,33 @@ def verdicts(evidence, style):
     }
 
 
+def test_the_sealed_comparison_hides_all_that_it_claims(sealed):
+    found = verdicts(sealed[0], SEALED)
+    claims = {one.subject for one in context_of(PLAN, "smoke", None, style=SEALED).guarantee().claims}
+    assert claims == {
+        "shared prediction, server",
+        "shared prediction, answering party",
+        "activations",
+        "single answers",
+    }
+    for subject in claims:
+        assert found[subject].verdict == "holds", found[subject].reason
+    assert 5 not in found
+
+
+def test_activations_are_attacked_in_every_way_with_controls_that_work(sealed):
+    of_it = [one for one in sealed[0] if one.tests == "activations"]
+    working = {one.attack for one in of_it if judge(one).verdict == "holds" and one.adaptive}
+    assert working >= {
+        "votes on signs over repeated queries",
+        "greatest common divisors of blinded numbers",
+        "learning from everything it has, the plan's queries",
+        "learning from everything it has, flat and dotted images",
+        "deconvolution of sizes over repeated queries",
+        "classifier on every bit of the view, hidden layers of two worlds",
+    }
+
+
 def test_the_hardened_comparison_hides_signs_and_views_hide_secrets(hardened):
     found = verdicts(hardened[0], HARDENED)
     for subject in ("signs of activations", "shared prediction, server", "shared prediction, answering party"):
@@ -66,10 +98,12 @@ def test_nobody_is_told_apart_under_one_sum(hardened):
     assert [judge(game).verdict for game in games] == ["holds", "holds"]
 
 
-def test_what_is_open_by_nature_is_reported_as_open(hardened):
+def test_what_is_open_by_nature_is_reported_as_open(hardened, sealed):
     found = verdicts(hardened[0], HARDENED)
     assert found[5].verdict == found[13].verdict == "broken"
-    assert 14 in {one.tests for one in hardened[0]}
+    assert verdicts(sealed[0], SEALED)[13].verdict == "broken"
+    for evidence, _ in (hardened, sealed):
+        assert 14 in {one.tests for one in evidence}
 
 
 def test_the_published_comparison_is_broken_by_signs_factors_and_weights(published):
@@ -84,20 +118,21 @@ def test_the_published_comparison_is_broken_by_signs_factors_and_weights(publish
     } <= broken
 
 
-def test_every_claim_and_leak_is_tested(hardened):
-    for verdict in verdicts(hardened[0], HARDENED).values():
-        assert verdict.findings, verdict.what
+def test_every_claim_and_leak_is_tested(hardened, sealed):
+    for (evidence, _), style in ((hardened, HARDENED), (sealed, SEALED)):
+        for verdict in verdicts(evidence, style).values():
+            assert verdict.findings, verdict.what
 
 
-def test_progress_only_rises_and_ends(hardened):
-    for told in hardened[1].values():
+def test_progress_only_rises_and_ends(hardened, sealed):
+    for told in (*hardened[1].values(), *sealed[1].values()):
         fractions = [fraction for fraction, _ in told]
         assert fractions == sorted(fractions)
         assert fractions[-1] > 0.9
 
 
-def test_evidence_goes_to_plain_data_and_back(hardened):
-    for one in hardened[0]:
+def test_evidence_goes_to_plain_data_and_back(hardened, sealed):
+    for one in (*hardened[0], *sealed[0]):
         assert evidence_from(one.as_dict()).as_dict() == one.as_dict()
 
 

@@ -17,8 +17,8 @@ from bilateral.audit.topics.shared.shared_signs import signs_experiment
 from bilateral.audit.verdict import judge
 from bilateral.protocols.share.gates import judged
 from bilateral.protocols.share.gates.judged import Blinding, factor_bits
-from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.gates.shuffling import random_orders
+from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.prediction import parties as prediction
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 from bilateral.randomness import SeededRandomness
@@ -161,7 +161,7 @@ def test_weak_factors_are_found_by_a_control_that_does_not_draw_them(setting, mo
         chosen = found[:1, :1] * 0 + 0x35A7B1 if constant else found[:, :1]
         return chosen.expand_as(found).contiguous()
 
-    monkeypatch.setattr(comparison, "_factors", weak)
+    monkeypatch.setattr(judged, "_factors", weak)
     monkeypatch.setattr(Blinding, "_is_fused", property(lambda _self: False))
     assert "signs of activations" in broken(signs_experiment(setting, quiet))
 

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError
 from bilateral.protocols.share.ring import arithmetic as ring
+from bilateral.protocols.share.ring.cpu_features import supports
 
-PATHS = ("kernel", "limbs", "torch")
-EXTREMES = (0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, -(2**31), 2**31, -(2**32))
+KERNELS = tuple(kernel for kernel in ("amx", "avx512", "vector") if supports(kernel))
+PATHS = (*KERNELS, "limbs", "torch")
+TOP_DIGITS = -0x0080808080808080  # every digit of 8 bits is -128
+EXTREMES = (0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, -(2**31), 2**31, -(2**32), 2**62, TOP_DIGITS)
 quick = settings(max_examples=60, deadline=None)
 
 
@@ -100,9 +103,9 @@ def test_matrix_products_equal_those_of_python_integers(batch, depth, out, bits,
         assert torch.equal(ring.prepare_linear(weight, weight_bits=bits, path=path)(x), expected), path
 
 
-@pytest.mark.parametrize("path", ["kernel", "limbs"])
-@pytest.mark.parametrize("bits", [26, 32, 64])
-@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -1, 0x2000008000020000, -0x2000008000020000])
+@pytest.mark.parametrize("path", ["kernel", *KERNELS, "limbs"])
+@pytest.mark.parametrize("bits", [23, 26, 31, 32, 64])
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, -1, 0x2000008000020000, -0x2000008000020000, TOP_DIGITS])
 def test_the_largest_sums_are_exact(path, bits, value):
     """Deep sums of one extreme product. Among the values is the one whose limbs are all as large as limbs can be."""
     depth, factor = 5000, value if bits == 64 else 1 - 2 ** (bits - 1)
@@ -114,21 +117,23 @@ def test_the_largest_sums_are_exact(path, bits, value):
     assert torch.equal(product(images).flatten(1), expected)
 
 
-@pytest.mark.parametrize("bits", [26, 64])
+@pytest.mark.parametrize("path", KERNELS)
+@pytest.mark.parametrize("bits", [23, 26, 64])
 @pytest.mark.parametrize(("size", "stride"), [((32, 32), 1), ((9, 13), 1), ((11, 7), 2), ((2, 2), 1)])
-def test_kernels_equal_torch_over_several_strips_chunks_and_images(bits, size, stride):
+def test_kernels_equal_torch_over_several_strips_chunks_and_images(path, bits, size, stride):
     """Depth 315 and 5 images: more than the kernels take at once. Panels reach from one image into the next."""
     x, weight = elements((5, 35, *size), 64, 1), elements((14, 35, 3, 3), bits, 2)
     window = {"stride": (stride, stride), "padding": (1, 1)}
     expected = ring.prepare_conv2d(weight, **window, path="torch")(x)
-    assert torch.equal(ring.prepare_conv2d(weight, **window, weight_bits=bits, path="kernel")(x), expected)
+    assert torch.equal(ring.prepare_conv2d(weight, **window, weight_bits=bits, path=path)(x), expected)
 
 
-@pytest.mark.parametrize("bits", [26, 64])
-def test_two_threads_give_what_one_gives_also_to_concurrent_callers(bits):
+@pytest.mark.parametrize("path", KERNELS)
+@pytest.mark.parametrize("bits", [23, 26, 64])
+def test_two_threads_give_what_one_gives_also_to_concurrent_callers(path, bits):
     x, weight = elements((3, 20, 19, 17), 64, 3), elements((37, 20, 3, 3), bits, 4)
-    convolve = ring.prepare_conv2d(weight, stride=(1, 1), padding=(1, 1), weight_bits=bits, path="kernel")
-    multiply = ring.prepare_linear(weight.flatten(1), path="kernel")
+    convolve = ring.prepare_conv2d(weight, stride=(1, 1), padding=(1, 1), weight_bits=bits, path=path)
+    multiply = ring.prepare_linear(weight.flatten(1), path=path)
     samples = elements((400, 180), 64, 5)
     before = torch.get_num_threads()
     found = []
@@ -217,6 +222,7 @@ import sys
 import torch
 from bilateral.errors import PlanError
 from bilateral.protocols.share.ring import arithmetic as ring
+from bilateral.protocols.share.ring.cpu_features import supports
 assert "numba" not in sys.modules
 sys.modules["numba"] = None  # as if it were not installed
 weight = torch.full((1, 1), -(2**63))

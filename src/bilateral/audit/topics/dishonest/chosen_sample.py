@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Gate, Picture, with_controls
+from bilateral.audit.evidence import NUM_PICTURES, Condition, Evidence, Gate, Picture, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.scores import Metric, Scores
@@ -42,7 +42,6 @@ GRADIENT_ERROR = Metric("error of the gradient's direction", "low", digits=2)
 """The distance of vectors of length 1. Unrelated ones are 1.4 apart."""
 OBTAINED = Metric("gradients of one sample obtained", "high", is_rate=True, digits=2)
 SUCCESS = 0.05
-NUM_PICTURES = 6
 _LINE = 16
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Picture, with_controls
+from bilateral.audit.evidence import NUM_PICTURES, Condition, Evidence, Picture, with_controls
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.threat import eavesdropper_view, server_view
@@ -40,7 +40,6 @@ from bilateral.audit.views import AdversaryName, View
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.messages import Upload
 
-NUM_PICTURES = 6
 NUM_STAGES = 6
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import Condition, Evidence, Picture, with_controls
+from bilateral.audit.evidence import NUM_PICTURES, Condition, Evidence, Picture, with_controls
 from bilateral.audit.experiment import Context, Experiment, has_line, undefended
 from bilateral.audit.image_metrics import condition, is_image
 from bilateral.audit.recording import Recording
@@ -35,7 +35,6 @@ from bilateral.protocols.guarantee import Guarantee
 NUM_ROUNDS = 2
 MOST_IMAGES = 256
 """Behind one sum: more are neither recovered nor worth the time."""
-NUM_PICTURES = 6
 
 
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.audit.scores import FEATURE_MSE, Metric, Scores
+from bilateral.audit.topics.model.attacks.generator import SMALL_PIXELS
 from bilateral.data import Split
 from bilateral.randomness import Randomness
 
 ATTACK_ACCURACY = Metric("attack accuracy", "high", is_rate=True, digits=2)
 CONFIDENCE = Metric("evaluation network's confidence", "high", digits=2)
 NEAREST_MSE = Metric("MSE to the nearest private image", "low", digits=3)
-_SMALL_PIXELS = 16 * 16
 _BATCH_SIZE = 64
 _NOISE = 0.3
 """Added to training images, in their standard deviations: made images are never quite like real ones."""
@@ -87,7 +87,7 @@ class PrivateJudge:
 def _make_body(shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """The layers up to the features, and how many features there are."""
     channels, height, width = shape
-    if height * width <= _SMALL_PIXELS:
+    if height * width <= SMALL_PIXELS:
         size = channels * height * width
         return nn.Sequential(nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU()), 64
     widths = (channels, 32, 64, 64)

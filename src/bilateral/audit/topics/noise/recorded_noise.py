@@ -52,7 +52,7 @@ LEAST = 0.5
 MOST = 1.1
 """More noise than this is not accounted for: it is no break."""
 MOST_TRIALS = 400_000
-SERVER: AdversaryName = "curious server"
+CURIOUS: AdversaryName = "curious server"
 POOLED: AdversaryName = "server with colluding clients"
 Reading = Callable[[Tensor], tuple[float, str]]
 """From residuals to the epsilon that they imply, and what was found, in words."""
@@ -125,7 +125,7 @@ def _rows(context: Context, claim: _Claim, found: RunNoise) -> Iterator[Evidence
     if found.mismatch > 1e-3:
         singles += f"; added up it is not the noise of the recorded sums, but {found.mismatch:.2g} deviations off"
     for name, values, seen, adversary, owners in (
-        ("in the sums", found.sums, sums, SERVER, ("",) * rounds),
+        ("in the sums", found.sums, sums, CURIOUS, ("",) * rounds),
         ("of single clients", found.singles, singles, POOLED, found.owners),
     ):
         control = _as_claimed(context, name, values)
@@ -231,7 +231,7 @@ def _sampling_row(context: Context, claim: _Claim, found: RunNoise) -> Evidence:
     epsilon, said = read(found.used)
     return _evidence(
         "sampling of the batches",
-        SERVER,
+        CURIOUS,
         f"which samples were used in {len(found.sums)} rounds",
         claim.epsilon,
         (epsilon, read(every)[0], read(coins)[0]),

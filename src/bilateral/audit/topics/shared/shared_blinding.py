@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bilateral.audit.evidence import Condition, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
-from bilateral.audit.shared_views import comparison_bits
 from bilateral.audit.topics.shared.attacks.activation_patterns import active_shares, seen_again, sorted_sizes
 from bilateral.audit.topics.shared.shared_setting import Seen
 from bilateral.protocols.guarantee import Subject
@@ -65,10 +64,10 @@ def made_views(
     return [
         {
             name: [
-                _blinded(numbers, bits, randomness.child(0 if spoilt else view, name, place), spoilt=spoilt)
-                for place, (numbers, bits) in enumerate(
-                    zip(comparisons, comparison_bits(models[name].circuit), strict=True)
+                _blinded(
+                    numbers, one.fraction_bits, randomness.child(0 if spoilt else view, name, place), spoilt=spoilt
                 )
+                for place, (numbers, one) in enumerate(zip(comparisons, models[name].circuit.comparisons, strict=True))
             ]
             for name, comparisons in truth.items()
         }
@@ -77,7 +76,7 @@ def made_views(
 
 
 def _blinded(numbers: Tensor, fraction_bits: int, randomness: Randomness, *, spoilt: bool) -> Tensor:
-    """s (k t + e), from the words of `gates/comparison` and not from its code; the order stays: no figure needs it.
+    """s (k t + e), from the words of `gates/judged` and not from its code; the order stays: no figure needs it.
 
     k is odd, its logarithm the sum of three uniform numbers over the top octaves; 0 < e < k; s is a coin.
     """

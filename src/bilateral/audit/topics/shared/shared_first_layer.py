@@ -11,7 +11,14 @@ from torch import Tensor
 from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.shared.attacks.activation_factors import dotted_queries, first_layer
-from bilateral.audit.topics.shared.shared_setting import Progress, SharedSetting, ask_again, random_like
+from bilateral.audit.topics.shared.shared_setting import (
+    Progress,
+    SharedSetting,
+    about_activations,
+    ask_again,
+    in_place_words,
+    random_like,
+)
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Dense, Relu, Reshape
 from bilateral.protocols.share.gates.styles import PUBLISHED
 
@@ -44,10 +51,10 @@ def first_layer_experiment(setting: SharedSetting, on_progress: Progress) -> lis
 
     return [
         with_controls(
-            5,
+            about_activations(setting.style),
             "querying party",
             "first layer from dotted images, by factoring",
-            f"blinded numbers of the first comparison, {len(queries)} queries {setting.effort.repeats} times",
+            f"{in_place_words(setting.style)}, first comparison, {len(queries)} queries {setting.effort.repeats} times",
             Gate(NEURON_ERROR, 0.1),
             target=(f"the {setting.style.name} comparison", scores(target)),
             positive=("the published comparison, same queries and network", scores(positive)),

@@ -37,7 +37,7 @@ from bilateral.audit.topics.shared.shared_worlds import (
 )
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.styles import HARDENED
+from bilateral.protocols.share.gates.styles import PUBLISHED
 from bilateral.randomness import Randomness
 
 NEGATED = Metric("queries told from their negatives", "high", is_rate=True)
@@ -66,7 +66,7 @@ Figures = Mapping[tuple[str, bool, Words], np.ndarray]
 
 
 @dataclass(frozen=True, repr=False)
-class _Played:
+class Played:
     """Runs of one world: those that the attacker made up, and those that it is shown."""
 
     examples: Figures
@@ -80,7 +80,7 @@ def hiding_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evi
     model, drawn = setting.models[name], setting.randomness.child("worlds")
     # The same keys in all worlds: a world must not be known by its parties.
     own, real = (setting.parties(setting.style, label) for label in ("simulated", "shown"))
-    played: dict[str, _Played] = {}
+    played: dict[str, Played] = {}
     for step, label in enumerate(WORLD_NAMES):
         on_progress(step / len(WORLD_NAMES), f"playing {label}")
         draws = [drawn.child(label, i) for i in range(setting.effort.examples)]
@@ -89,9 +89,9 @@ def hiding_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evi
             make_world(label, name, model, drawn.child("shown", label, i)) for i in range(setting.effort.trials // 2)
         ]
         words: tuple[Words, ...] = ("masked", "bare", "random") if label == "negated" else ("masked", "bare")
-        played[label] = _Played(
-            _play(setting.querier, own, simulated, looks, words, drawn.child("words")),
-            _play(setting.querier, real, shown, looks, words, drawn.child("shown words")),
+        played[label] = Played(
+            play(setting.querier, own, simulated, looks, words, drawn.child("words")),
+            play(setting.querier, real, shown, looks, words, drawn.child("shown words")),
         )
     whole = f"{setting.style.name}, the network of {name}"
     return [
@@ -102,7 +102,7 @@ def hiding_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evi
 
 
 def _hiding_evidence(
-    played: Mapping[str, _Played], who: str, adaptive: bool, whole: str, randomness: Randomness
+    played: Mapping[str, Played], who: str, adaptive: bool, whole: str, randomness: Randomness
 ) -> Evidence:
     is_server = who == "server"
     # The answering party knows the weights. Random words have no mean that a naive attacker could learn.
@@ -113,7 +113,7 @@ def _hiding_evidence(
         for metric in metrics:
             first, second = ((label, "bare" if bare and w == "masked" else w) for label, w in _GAMES[metric.name])
             keyed = [(played[label], (who, adaptive, words)) for label, words in (first, second)]
-            found.append(Scores(metric, _guesses(keyed, coins and coins.child(metric.name))))
+            found.append(Scores(metric, world_guesses(keyed, coins and coins.child(metric.name))))
         return Condition(what, tuple(found))
 
     subject: Subject = "shared prediction, server" if is_server else "shared prediction, answering party"
@@ -144,7 +144,7 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
     hidden = {name: has_hidden_layer(setting.models[name], queries) for name in (first, second)}
     looks: dict[str, Look] = {"querying": querying_view}
     own, real = (setting.parties(setting.style, label) for label in ("sums", "shown sums"))
-    played: dict[str, _Played] = {}
+    played: dict[str, Played] = {}
     for step, (label, way) in enumerate(directions.items()):
         on_progress(step / len(directions), f"answers {label}")
         drawn = setting.randomness.child("shadows of sums", label)
@@ -155,19 +155,19 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
             models = {name: answering(made_up[name], by, hidden=hidden[name]) for name, by in way.items()}
             simulated.append([Asked(queries, models)])
         repeated = [[Asked(queries, shown)]] * (setting.effort.trials // 2)
-        played[label] = _Played(
-            _play(setting.querier, own, simulated, looks, ("masked",), drawn),
-            _play(setting.querier, real, repeated, looks, ("masked",), drawn),
+        played[label] = Played(
+            play(setting.querier, own, simulated, looks, ("masked",), drawn),
+            play(setting.querier, real, repeated, looks, ("masked",), drawn),
         )
 
     def condition(what: str, *, summed: bool, adaptive: bool, coins: Randomness | None = None) -> Condition:
         key: tuple[str, bool, Words] = ("querying", adaptive, "masked")
         keyed = [(played[label], key) for label in _WHO_GAMES[summed]]
-        return Condition(what, (Scores(WHO, _guesses(keyed, coins)),))
+        return Condition(what, (Scores(WHO, world_guesses(keyed, coins)),))
 
     return [
         with_controls(
-            "single answers" if setting.style is HARDENED else 5,
+            5 if setting.style is PUBLISHED else "single answers",
             "querying party",
             _attack_name(adaptive),
             _seen(adaptive),
@@ -187,7 +187,7 @@ def single_answers_experiment(setting: SharedSetting, on_progress: Progress) -> 
     ]
 
 
-def _play(
+def play(
     querier: str,
     parties: SharedParties,
     worlds: Sequence[World],
@@ -218,8 +218,8 @@ def _holding(run: SharedRun, words: Words, randomness: Randomness) -> SharedRun:
             return with_random_words(run, randomness)
 
 
-def _guesses(
-    worlds: Sequence[tuple[_Played, tuple[str, bool, Words]]], coins: Randomness | None = None
+def world_guesses(
+    worlds: Sequence[tuple[Played, tuple[str, bool, Words]]], coins: Randomness | None = None
 ) -> tuple[float, ...]:
     """1 for every run that was put into the right world; which is right, in examples too, the coins say, if any."""
     examples, shown = ([getattr(played, part)[key] for played, key in worlds] for part in ("examples", "shown"))

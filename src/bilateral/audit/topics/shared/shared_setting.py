@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from bilateral.audit.effort import SharedEffort
 from bilateral.audit.shared_recording import SharedParties, querying_view
-from bilateral.audit.shared_views import blinded_numbers
+from bilateral.audit.shared_views import Session, SharedView, numbers_in_place
 from bilateral.data import Split
+from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.styles import ComparisonStyle
+from bilateral.protocols.share.gates.styles import SEALED, ComparisonStyle
 from bilateral.randomness import Randomness
 from bilateral.runs.hetero.parties import answerers_of, deal, make_client
 from bilateral.runs.hetero.plan import HeteroPlan
 
 Progress = Callable[[float, str], None]
 Seen = Mapping[str, Sequence[Tensor]]
-"""What the querying party sees of comparisons, unmasked: by answering party, u of every comparison."""
+"""What the querying party has in the place of compared numbers: by answering party, a tensor a comparison."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,6 +107,7 @@ def ask_again(
     *,
     first_only: bool = False,
     a_session: int = 1,
+    read: Callable[[SharedView, Session], list[Tensor]] = numbers_in_place,
 ) -> list[Seen]:
     """What the querying party sees of the same queries, asked so many times, and how often in one session."""
     parties = setting.parties(style, label)
@@ -114,11 +116,21 @@ def ask_again(
         times = min(a_session, repeats - start)
         asked = queries.repeat(times, *[1] * (queries.ndim - 1))
         view = querying_view(parties.ask(setting.querier, asked, models, num_parts=times))
-        seen = {session.answerer: blinded_numbers(view, session) for session in view.sessions}
+        seen = {session.answerer: read(view, session) for session in view.sessions}
         for part in range(times):
             rows = slice(part * len(queries), (part + 1) * len(queries))
             found.append({n: [u[rows] for u in (us[:1] if first_only else us)] for n, us in seen.items()})
     return found
+
+
+def about_activations(style: ComparisonStyle) -> Subject | int:
+    """Sealed comparisons claim to show nothing of activations; the judged ones admit to show some (ledger, line 5)."""
+    return "activations" if style is SEALED else 5
+
+
+def in_place_words(style: ComparisonStyle) -> str:
+    """What `numbers_in_place` reads, in words."""
+    return "blinded numbers, unmasked" if style.is_judged else "all that it received, less the masks that it dealt"
 
 
 def random_like(numbers: Tensor, randomness: Randomness) -> Tensor:

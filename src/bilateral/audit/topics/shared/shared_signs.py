@@ -19,7 +19,15 @@ from bilateral.audit.shared_truth import compared_numbers
 from bilateral.audit.topics.shared.attacks.activation_factors import read_exactly
 from bilateral.audit.topics.shared.attacks.activation_signs import ReadActivations, read_by_vote, read_once
 from bilateral.audit.topics.shared.shared_blinding import blinding_evidence, made_views
-from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again, random_like
+from bilateral.audit.topics.shared.shared_setting import (
+    Progress,
+    Seen,
+    SharedSetting,
+    about_activations,
+    ask_again,
+    in_place_words,
+    random_like,
+)
 from bilateral.protocols.guarantee import Subject
 from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED
 from bilateral.randomness import Randomness
@@ -52,6 +60,8 @@ def signs_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
         found.append(_evidence(setting, attack, conditions, Gate(SIGNS, 0.95), adaptive=adaptive))
     exact = [(what, _exact_scores(seen, truth, len(queries))) for what, seen in shown]
     found.append(_evidence(setting, "greatest common divisors of blinded numbers", exact, Gate(EXACT, 0.5)))
+    if not setting.style.is_judged:
+        return found
     drawn = setting.randomness.child("made blinding")
     spoilt = made_views(setting.models, truth, repeats, drawn.child("spoilt"), spoilt=True)
     ideal = made_views(setting.models, truth, repeats, drawn.child("ideal"))
@@ -83,12 +93,12 @@ def _sign_scores(
         pairs = [(r, t) for name in truth for r, t in zip(read[name], truth[name], strict=True)]
         active = torch.cat([r.active[query] for r, _ in pairs])
         true = torch.cat([t[query] for _, t in pairs])
-        signs.append(_balanced(active, true >= 0))
-        places.append(float(np.mean([_correlation(r.log_size[query], t[query]) for r, t in pairs])))
+        signs.append(balanced(active, true >= 0))
+        places.append(float(np.mean([correlation(r.log_size[query], t[query]) for r, t in pairs])))
     return Scores(SIGNS, tuple(signs)), Scores(PLACES, tuple(places))
 
 
-def _balanced(guess: Tensor, truth: Tensor) -> float:
+def balanced(guess: Tensor, truth: Tensor) -> float:
     """The mean of the share of ones and the share of zeros that are right: guessing all ones gives one half."""
     shares = [
         float((guess[truth == value] == value).double().mean()) for value in (True, False) if (truth == value).any()
@@ -96,9 +106,11 @@ def _balanced(guess: Tensor, truth: Tensor) -> float:
     return float(np.mean(shares))
 
 
-def _correlation(log_size: Tensor, true: Tensor) -> float:
-    found = stats.spearmanr(log_size.numpy(), true.abs().numpy()).statistic if len(true) > 2 else 0.0
-    return 0.0 if np.isnan(found) else float(found)
+def correlation(log_size: Tensor, true: Tensor) -> float:
+    """Of what is constant, or too short: none."""
+    if len(true) <= 2 or log_size.min() == log_size.max() or true.abs().min() == true.abs().max():
+        return 0.0
+    return float(stats.spearmanr(log_size.numpy(), true.abs().numpy()).statistic)
 
 
 def _exact_scores(views: Sequence[Seen], truth: Mapping[str, Sequence[Tensor]], num_queries: int) -> Scores:
@@ -117,19 +129,19 @@ def _random_numbers(seen: Seen, randomness: Randomness) -> Seen:
 
 
 def _subject(setting: SharedSetting) -> Subject | int:
-    """The hardened comparison claims to hide signs and places; the published one does not (ledger, line 5)."""
-    return "signs of activations" if setting.style is HARDENED else 5
+    """The hardened comparison claims to hide signs and places; the published one nothing (ledger, line 5)."""
+    return "signs of activations" if setting.style is HARDENED else about_activations(setting.style)
 
 
 def _seen(setting: SharedSetting) -> str:
-    return f"blinded numbers, unmasked, of {setting.effort.repeats} times the same queries"
+    return f"{in_place_words(setting.style)}, of {setting.effort.repeats} times the same queries"
 
 
 def _evidence(
     setting: SharedSetting, attack: str, conditions: Sequence[Tried], gate: Gate, *, adaptive: bool = True
 ) -> Evidence:
     target, positive, negative = conditions
-    seen = _seen(setting) if adaptive else "blinded numbers, unmasked"
+    seen = _seen(setting) if adaptive else in_place_words(setting.style)
     return with_controls(
         _subject(setting),
         "querying party",

@@ -1,7 +1,8 @@
-"""Sizes of activations by the querying party: what the hardened comparison leaves (ledger, line 5).
+"""Sizes of activations by the querying party: what the hardened comparison leaves (ledger, line 5), the sealed not.
 
 Negative control: the same attack on views of the querying party's shadows, which answer the same queries. It is what
-the party could have guessed without any view of the others. Positive: the published comparison.
+the party could have guessed without any view of the others. Positive: the published comparison; for the sealed one,
+which the adaptive attacker alone tries, the hardened: the naive attacker does not read that one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor
 from bilateral.audit.evidence import Condition, Curve, Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.shared_truth import compared_numbers
-from bilateral.audit.shared_views import comparison_bits
 from bilateral.audit.topics.shared.attacks.activation_sizes import (
     BINS_AN_OCTAVE,
     ReadSizes,
@@ -24,9 +24,16 @@ from bilateral.audit.topics.shared.attacks.activation_sizes import (
     read_adaptively,
     read_naively,
 )
-from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again
+from bilateral.audit.topics.shared.shared_setting import (
+    Progress,
+    Seen,
+    SharedSetting,
+    about_activations,
+    ask_again,
+    in_place_words,
+)
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel
-from bilateral.protocols.share.gates.styles import PUBLISHED, ComparisonStyle
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, ComparisonStyle
 
 MEAN_SIZE = Metric("error of a layer's mean size, octaves", "low", digits=2)
 DISTRIBUTION = Metric("distance of a layer's sizes, octaves", "low", digits=2)
@@ -39,9 +46,10 @@ def sizes_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
     """Naive from one view, adaptive from repeated ones, and what repetition adds."""
     queries, repeats = setting.few_queries, setting.effort.repeats
     truth = _true_sizes(setting.models, queries)
+    control = PUBLISHED if setting.style.is_judged else HARDENED
     conditions = {
         "target": (setting.style, setting.models, f"the {setting.style.name} comparison"),
-        "positive": (PUBLISHED, setting.models, "the published comparison, same queries and networks"),
+        "positive": (control, setting.models, f"the {control.name} comparison, same queries and networks"),
         "negative": (setting.style, setting.shadows, "views of the attacker's own networks, same architectures"),
     }
     views: dict[str, list[Seen]] = {}
@@ -49,31 +57,36 @@ def sizes_experiment(setting: SharedSetting, on_progress: Progress) -> list[Evid
         on_progress(step / 8, f"sizes, {name}")
         views[name] = ask_again(setting, style, queries, models, repeats, f"sizes {name}")
     found = []
-    for adaptive in (False, True):
+    for adaptive in (False, True) if setting.style.is_judged else (True,):
         scored = {}
         for step, (name, (style, _, what)) in enumerate(conditions.items()):
             on_progress(0.4 + 0.1 * step + 0.3 * adaptive, f"deconvolution, {name}")
             scored[name] = Condition(what, _scores(views[name], style, setting.models, truth, adaptive=adaptive))
         found.append(
             with_controls(
-                5,
+                about_activations(setting.style),
                 "querying party",
                 "deconvolution of sizes over repeated queries" if adaptive else "sizes as they are seen",
-                "blinded numbers, unmasked" + (f", of {repeats} times the same queries" if adaptive else ""),
+                in_place_words(setting.style) + (f", of {repeats} times the same queries" if adaptive else ""),
                 Gate(MEAN_SIZE, 0.2),
                 target=scored["target"],
                 positive=scored["positive"],
                 negative=scored["negative"],
                 adaptive=adaptive,
-                curves=(_curve(setting, views, truth),) if adaptive else (),
+                curves=(_curve(setting, control, views, truth),) if adaptive else (),
             )
         )
     return found
 
 
-def _curve(setting: SharedSetting, views: Mapping[str, Sequence[Seen]], truth: Sequence[list[ReadSizes]]) -> Curve:
+def _curve(
+    setting: SharedSetting,
+    control: ComparisonStyle,
+    views: Mapping[str, Sequence[Seen]],
+    truth: Sequence[list[ReadSizes]],
+) -> Curve:
     lines = {}
-    styles = {f"{setting.style.name}": ("target", setting.style), "published, control": ("positive", PUBLISHED)}
+    styles = {f"{setting.style.name}": ("target", setting.style), f"{control.name}, control": ("positive", control)}
     for line, (name, style) in styles.items():
         points, count = [], 1
         while count <= setting.effort.repeats:
@@ -94,12 +107,14 @@ def _scores(
 ) -> tuple[Scores, ...]:
     """A value a query: the mean over all comparisons of all answering parties."""
     places = [
-        (name, place, bits) for name in models for place, bits in enumerate(comparison_bits(models[name].circuit))
+        (name, place, compared.fraction_bits)
+        for name in models
+        for place, compared in enumerate(models[name].circuit.comparisons)
     ]
     rows = []
     for query, true in enumerate(truth):
         guesses = [
-            read_adaptively([view[name][place][query] for view in views], style, bits)
+            read_adaptively([view[name][place][query] for view in views], style if style.is_judged else HARDENED, bits)
             if adaptive
             else read_naively(views[0][name][place][query], bits)
             for name, place, bits in places

@@ -14,7 +14,7 @@ from torch import Tensor
 from bilateral.audit.evidence import Evidence, Gate, with_controls
 from bilateral.audit.scores import Metric, Scores
 from bilateral.audit.topics.shared.attacks.answer_sureness import SeenAnswer, guess_sureness, sureness
-from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again
+from bilateral.audit.topics.shared.shared_setting import Progress, Seen, SharedSetting, ask_again, in_place_words
 from bilateral.protocols.share.circuit.plaintext import predict_in_batches
 
 RANK_ERROR = Metric("error of an answer's rank in sureness", "low")
@@ -33,18 +33,23 @@ def sureness_experiment(setting: SharedSetting, on_progress: Progress) -> list[E
     def scores(*, with_sizes: bool, alone: bool) -> Scores:
         return _scores(answers, _guesses(known, own, answers, seen, with_sizes=with_sizes, alone=alone))
 
-    whole = f"the sum of {len(answers)} and blinded sizes, {setting.style.name}"
+    is_sealed = not setting.style.is_judged
+    whole = f"the sum of {len(answers)} and {'its own masks' if is_sealed else 'blinded sizes'}, {setting.style.name}"
     return [
         with_controls(
-            5,
+            "single answers" if is_sealed else 5,
             "querying party",
-            "how sure each answer is, from blinded sizes",
-            f"the sums, and blinded numbers of {repeats} times the same queries",
+            "how sure each answer is, from sizes in its view"
+            if is_sealed
+            else "how sure each answer is, from blinded sizes",
+            f"the sums, and {in_place_words(setting.style)}, of {repeats} times the same queries",
             Gate(RANK_ERROR, 0.15),
             target=(whole, scores(with_sizes=True, alone=False)),
             positive=("a single answering party", scores(with_sizes=True, alone=True)),
             negative=("the sum alone", scores(with_sizes=False, alone=False)),
-            remark="the sizes of ledger line 5 are apart for every answering party; a sum of the logits is not all",
+            remark=""
+            if is_sealed
+            else "the sizes of ledger line 5 are apart for every answering party; a sum of the logits is not all",
         )
     ]
 

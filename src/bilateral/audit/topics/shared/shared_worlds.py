@@ -30,6 +30,10 @@ _LARGE_WEIGHT: Final = 4.0
 """Of a neuron's weights in sum: activations grow fourfold from layer to layer."""
 _LARGE, _SMALL = 512, 8
 """Activations: far enough apart that no factor hides it, if places are known."""
+HiddenName = Literal["up", "down", "exchanged", "large", "small", "zero"]
+HIDDEN_NAMES: Final[tuple[HiddenName, ...]] = ("up", "down", "exchanged", "large", "small", "zero")
+"""What a last hidden layer holds whose answer is always the same: half large and half small, all active; t and -t - 1
+in another order; the halves exchanged; all large, all small, all zero."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,7 +103,7 @@ def answering(model: FixedPointModel, direction: Literal[1, -1], *, hidden: bool
     Up: all its neurons are active, the first half of them strongly. Down: none is, and the second half strongly not.
     Compared numbers are t and -t - 1 in another order, so their sizes (ledger, line 5) are the same in both worlds.
     """
-    model = _with_hidden(model, direction) if hidden else model
+    model = with_hidden(model, "up" if direction > 0 else "down") if hidden else model
     *layers, last = model.layers
     by = (direction * SHIFT) << _bias_bits(model.circuit, len(layers))
     return FixedPointModel(model.circuit, (*layers, PrivateLayer(last.weight, last.bias + by)))
@@ -109,20 +113,21 @@ def has_hidden_layer(model: FixedPointModel, queries: Tensor) -> bool:
     """Whether `answering` can use it: not if something is added to it, say, before it is compared."""
     if len(model.layers) < 2:
         return False
-    compared = [compared_numbers(_with_hidden(model, direction), queries) for direction in (1, -1)]
+    compared = [compared_numbers(with_hidden(model, one), queries) for one in ("up", "down")]
     sizes = ([torch.where(part >= 0, part, -part - 1).sort(1).values for part in parts] for parts in compared)
     return all(torch.equal(up, down) for up, down in zip(*sizes, strict=True))
 
 
-def _with_hidden(model: FixedPointModel, direction: int) -> FixedPointModel:
+def with_hidden(model: FixedPointModel, which: HiddenName) -> FixedPointModel:
     """The last hidden layer ignores its input, and the output ignores the layer: the logits are the last bias."""
     *layers, hidden, last = model.layers
     half = len(hidden.bias) // 2
-    sizes = torch.full_like(hidden.bias, _SMALL << FRACTION_BITS)
-    sizes[:half] = _LARGE << FRACTION_BITS
-    if direction < 0:
-        sizes = torch.cat([sizes[half : 2 * half], sizes[:half], sizes[2 * half :]])
-        sizes = -sizes - 1
+    constant = {"large": _LARGE, "zero": 0}.get(which, _SMALL)
+    sizes = torch.full_like(hidden.bias, constant << FRACTION_BITS)
+    if which in ("up", "down", "exchanged"):
+        start = 0 if which == "up" else half
+        sizes[start : start + half] = _LARGE << FRACTION_BITS
+    sizes = -sizes - 1 if which == "down" else sizes
     bias = sizes << (_bias_bits(model.circuit, len(layers)) - FRACTION_BITS)
     shown = PrivateLayer(torch.zeros_like(hidden.weight), bias), PrivateLayer(torch.zeros_like(last.weight), last.bias)
     return FixedPointModel(model.circuit, (*layers, *shown))

@@ -219,9 +219,9 @@ class PredictionClient:
                 continue
             terms = SessionAgreement(session_id, self.name, stored.answerer, stored.circuit, stored.style)
             circuit = Circuit.from_json(stored.circuit, "the store")
-            self._querying[session_id] = self._querying_session(
-                QueryingSeeds(session_id, *stored.seeds), circuit, terms
-            )
+            session = self._querying_session(QueryingSeeds(session_id, *stored.seeds), circuit, terms)
+            self._querying[session_id] = session
+            self._expected = max(self._expected, session.num_dealt_ahead)
 
     def _open_querying(self, message: SessionNotice) -> Message:
         circuit = Circuit.from_json(message.circuit, message.answerer)
@@ -254,7 +254,7 @@ class PredictionClient:
         """How many queries the server may ask correlations for."""
         if self._queries is None and not self._expected:
             raise ProtocolError(f"{SERVER} began a batch, but {self.name} asked nothing.")
-        return self._expected if self._queries is None else len(self._queries)
+        return self._expected + (0 if self._queries is None else len(self._queries))
 
     def _asked(self) -> Tensor:
         if self._queries is None:

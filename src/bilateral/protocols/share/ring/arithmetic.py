@@ -4,7 +4,10 @@ A ring element is an int64: two's complement is Z_2^64, and sums, differences an
 A linear map is prepared once for its weights and then applied to any number of inputs; the result is always exact.
 
     path      where             how
-    kernel    CPU               vector kernels made by numba (cpu.py, kernels.py)
+    kernel    CPU               the fastest of the next three, or what `BILATERAL_RING_KERNEL` names
+    amx       CPU with AMX      8-bit digits in tiles, made by numba (amx.py)
+    avx512    CPU               products of 64-bit numbers in vectors, made by numba (cpu.py, kernels.py)
+    vector    CPU               the same by halves of words, for CPUs that multiply no 64-bit numbers
     limbs     CPU and CUDA      float64 products of limbs (limbs.py)
     torch     CPU               torch's own int64 products: slow, and the reference for the others
 """
@@ -20,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError, PlanError, ProtocolError
+from bilateral.protocols.share.ring import cpu_features
 from bilateral.protocols.share.ring.limbs import LimbConv2d, LimbLinear
 from bilateral.protocols.share.ring.window import Window
 
-Path = Literal["kernel", "limbs", "torch"]
+Path = Literal["kernel", "amx", "avx512", "vector", "limbs", "torch"]
 WORD_BITS = 64
 ENCODED_BITS = 62  # an encoded value leaves a bit for a sum of two
 
@@ -67,9 +71,9 @@ def prepare_linear(weight: Tensor, *, weight_bits: int = WORD_BITS, path: Path |
         return _Linear(weight, LimbLinear(weight, weight_bits))
     if chosen == "torch":
         return _Linear(weight, lambda x: F.linear(x, weight))
-    from bilateral.protocols.share.ring.cpu import KernelLinear  # noqa: PLC0415 (imports numba)
+    from bilateral.protocols.share.ring import cpu  # noqa: PLC0415 (imports numba)
 
-    return _Linear(weight, KernelLinear(weight))
+    return _Linear(weight, cpu.linear(weight, weight_bits, _kernel(chosen)))
 
 
 def prepare_conv2d(
@@ -95,9 +99,9 @@ def prepare_conv2d(
         return _Conv2d(weight, window, LimbConv2d(weight, window, weight_bits))
     if chosen == "torch":
         return _Conv2d(weight, window, lambda x: F.conv2d(x, weight, None, stride, padding, dilation, groups))
-    from bilateral.protocols.share.ring.cpu import KernelConv2d  # noqa: PLC0415 (imports numba)
+    from bilateral.protocols.share.ring import cpu  # noqa: PLC0415 (imports numba)
 
-    return _Conv2d(weight, window, KernelConv2d(weight, window, weight_bits))
+    return _Conv2d(weight, window, cpu.conv2d(weight, window, weight_bits, _kernel(chosen)))
 
 
 class _Linear:
@@ -138,9 +142,13 @@ def _choose(path: Path | None, device: torch.device) -> Path:
         return "kernel" if device.type == "cpu" and find_spec("numba") is not None else "limbs"
     if path != "limbs" and device.type != "cpu":
         raise PlanError(f"Expected weights on the CPU for path {path!r}, got {device}.", remedy="Use path 'limbs'.")
-    if path == "kernel" and find_spec("numba") is None:
-        raise PlanError("Expected numba for path 'kernel', but it is not installed.", remedy="Use path 'limbs'.")
+    if path not in ("limbs", "torch") and find_spec("numba") is None:
+        raise PlanError(f"Expected numba for path {path!r}, but it is not installed.", remedy="Use path 'limbs'.")
     return path
+
+
+def _kernel(path: Path) -> cpu_features.Kernel:
+    return cpu_features.choose(None if path == "kernel" else path)
 
 
 def _check_weight(weight: Tensor, dimensions: int, weight_bits: int) -> None:

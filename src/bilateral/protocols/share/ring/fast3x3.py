@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from bilateral.protocols.share.ring.compiled import compiled
+from bilateral.protocols.share.ring.kernels import FULL as FULL_KIND
 from bilateral.protocols.share.ring.kernels import (
     FULL_PANEL,
     FULL_TILE,
@@ -30,6 +31,8 @@ from bilateral.protocols.share.ring.kernels import (
     NARROW_PANEL,
     NARROW_STEP,
     NARROW_TILE,
+    WIDE_PANEL,
+    WIDE_TILE,
     Words,
     address,
     aligned,
@@ -37,7 +40,10 @@ from bilateral.protocols.share.ring.kernels import (
     narrow_move,
     narrow_tile,
     pointer,
+    wide_tile,
 )
+from bilateral.protocols.share.ring.kernels import NARROW as NARROW_KIND
+from bilateral.protocols.share.ring.kernels import WIDE as WIDE_KIND
 
 POINTS: Final = 36
 SPARE_BITS: Final = 2  # a point of w is a sum of up to four weights
@@ -59,7 +65,7 @@ class Blocks(NamedTuple):
 class Tiling(NamedTuple):
     """What is worked on at once: `chunk` channels are added at a time, their panels fill half of an L2 cache."""
 
-    narrow: bool
+    kind: int  # of tiles
     panel: int  # blocks in a panel
     panels: int  # panels in a strip
     step_words: int  # words of a panel for each channel
@@ -69,8 +75,10 @@ class Tiling(NamedTuple):
     chunk: int
 
 
-FULL: Final = Tiling(False, FULL_PANEL, 4, FULL_PANEL, FULL_TILE, 1, 16 * FULL_TILE, 64)
-NARROW: Final = Tiling(True, NARROW_PANEL, 1, NARROW_STEP, NARROW_TILE, 4, 4 * NARROW_TILE, 64)
+FULL: Final = Tiling(FULL_KIND, FULL_PANEL, 4, FULL_PANEL, FULL_TILE, 1, 16 * FULL_TILE, 64)
+NARROW: Final = Tiling(NARROW_KIND, NARROW_PANEL, 1, NARROW_STEP, NARROW_TILE, 4, 4 * NARROW_TILE, 64)
+
+WIDE: Final = Tiling(WIDE_KIND, WIDE_PANEL, 2, WIDE_PANEL, WIDE_TILE, 1, 8 * WIDE_TILE, 64)
 
 
 def weight_points(weight: Tensor) -> Tensor:
@@ -165,7 +173,7 @@ def _pack_strip(
             shift = (first + step) * blocks.image_height * blocks.image_width
             target = address(panels, lane // tiling.panel * panel_words + step * tiling.step_words)
             _pack_step(images, starts[lane : lane + tiling.panel], shift, blocks.image_width, raw, target, gap)
-            if tiling.narrow:
+            if tiling.kind == NARROW_KIND:
                 for point in range(POINTS):
                     narrow_move(target + point * gap, target + point * gap)
 
@@ -190,8 +198,10 @@ def _multiply_strip(
                 place = (point * tiling.panels + panel) * tiling.tiles + tile
                 target, row_bytes = address(products, place * tile_words), 8 * tiling.panel
                 w = weights + tile * tile_bytes + point * steps * tiling.step_bytes
-                if tiling.narrow:
+                if tiling.kind == NARROW_KIND:
                     narrow_tile(source, w, target, row_bytes, steps, 0)
+                elif tiling.kind == WIDE_KIND:
+                    wide_tile(source, w, target, row_bytes, steps, 0)
                 else:
                     full_tile(source, w, target, row_bytes, steps, 0)
 

@@ -6,10 +6,11 @@ bits count. AVX2 multiplies no 64-bit numbers, but two of its multiplications do
     full    lanes of 32 bits `[lo, hi]` times `[w_hi, w_lo]` are both cross terms at once (vpmulld), vpmuludq the rest.
     narrow  a weight that fits 32 bits signed has one cross term, `hi*w`, and eight of them fill one vpmulld. The low
             half of x is then read as signed (vpmuldq), and the high half is rounded to make good for it.
+    wide    AVX-512 does multiply 64-bit numbers, eight at a time (vpmullq).
 
 The IR is generic vector code: right on any CPU that LLVM knows, if slower. A panel is a few elements of x side by side,
 the lanes of a vector, for each step of the sum; a tile of rows of weights is multiplied with it in registers. Tiles are
-as large as sixteen registers allow.
+as large as the registers allow.
 
 Importing this module imports numba. Nothing is compiled before the first call, and numba caches the machine code on
 disk. That cache notices changes in the called function's own file only: who edits this one touches ring_fast3x3.py too.
@@ -27,7 +28,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bilateral.protocols.share.ring.compiled import compiled
+from bilateral.protocols.share.ring.compiled import compiled, inlined
 
 Words = npt.NDArray[np.int64]
 
@@ -36,6 +37,9 @@ FULL_TILE: Final = 4  # rows of weights in a tile
 NARROW_PANEL: Final = 8
 NARROW_TILE: Final = 3
 NARROW_STEP: Final = 12  # words of a panel for each step: eight elements, then their eight rounded high halves
+WIDE_PANEL: Final = 8
+WIDE_TILE: Final = 8
+FULL, NARROW, WIDE = 0, 1, 2  # kinds of tiles
 DEPTH_CHUNK: Final = 256  # steps of a sum between two writes: what a tile reads again then stays in the L1 cache
 STRIP: Final = 64  # elements of x that are packed at once: they stay in the L2 cache
 LINE: Final = 8  # words of a cache line
@@ -60,6 +64,7 @@ class Geometry(NamedTuple):
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LONGS, _INTS, _QUAD = ir.VectorType(_I64, 4), ir.VectorType(_I32, 8), ir.VectorType(_I32, 4)
+_OCTET: Final = ir.VectorType(_I64, 8)
 _BITS_OF_HALF: Final = ir.Constant(LONGS, [32] * 4)
 _HALF_UNIT: Final = ir.Constant(LONGS, [1 << 31] * 4)
 _LOW: Final = ir.Constant(LONGS, [0xFFFFFFFF] * 4)
@@ -150,6 +155,39 @@ def _emit_narrow_tile(context: Any, builder: Any, _signature: Any, arguments: Se
     return context.get_dummy_value()
 
 
+def _emit_wide_tile(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+    """The same for vectors of eight words; nothing is prepared."""
+    panel, weights, target, row_bytes, steps, kept = arguments
+    sums = _zeros(builder, _OCTET, WIDE_TILE)
+    with cgutils.for_range(builder, steps) as loop:
+        panel = builder.add(panel, builder.mul(loop.index, ir.Constant(_I64, 8 * WIDE_PANEL)))
+        weights = builder.add(weights, builder.mul(loop.index, ir.Constant(_I64, 8 * WIDE_TILE)))
+        x = builder.load(pointer(builder, panel, 0, _OCTET), align=64)
+        for row in range(WIDE_TILE):
+            w = _octet(builder, builder.load(pointer(builder, weights, 8 * row, _I64), align=8))
+            _accumulate(builder, sums[row], builder.mul(x, w))
+    mask = _octet(builder, kept)
+    for row in range(WIDE_TILE):
+        place = pointer(builder, target, 0, _OCTET)
+        before = builder.and_(builder.load(place, align=8), mask)
+        builder.store(builder.add(before, builder.load(sums[row])), place, align=8)
+        target = builder.add(target, row_bytes)
+    return context.get_dummy_value()
+
+
+def _octet(builder: Any, word: Any) -> Any:
+    first = builder.insert_element(ir.Constant(_OCTET, ir.Undefined), word, ir.Constant(_I32, 0))
+    return builder.shuffle_vector(first, ir.Constant(_OCTET, ir.Undefined), ir.Constant(_INTS, [0] * 8))
+
+
+def _emit_wide_move(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+    """One step of a panel: eight neighbouring elements."""
+    source, target = arguments
+    x = builder.load(pointer(builder, source, 0, _OCTET), align=8)
+    builder.store(x, pointer(builder, target, 0, _OCTET), align=64)
+    return context.get_dummy_value()
+
+
 def _emit_full_move(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
     """One step of a panel: four neighbouring elements."""
     source, target = arguments
@@ -180,11 +218,21 @@ def _move(emit: Callable[..., Any]) -> Any:
     return intrinsic(lambda _typing, _source, _target: (types.none(types.int64, types.int64), emit))
 
 
-full_tile, narrow_tile = _tile(_emit_full_tile), _tile(_emit_narrow_tile)
-full_move, narrow_move = _move(_emit_full_move), _move(_emit_narrow_move)
+full_tile, narrow_tile, wide_tile = _tile(_emit_full_tile), _tile(_emit_narrow_tile), _tile(_emit_wide_tile)
+full_move, narrow_move, wide_move = _move(_emit_full_move), _move(_emit_narrow_move), _move(_emit_wide_move)
 
 
 # --- blocking ---
+
+
+@inlined
+def _sizes(kind: int) -> tuple[int, int, int, int]:
+    """Elements in a panel, rows in a tile; words of a panel for each step, bytes of a tile."""
+    if kind == NARROW:
+        return NARROW_PANEL, NARROW_TILE, NARROW_STEP, 4 * NARROW_TILE
+    if kind == WIDE:
+        return WIDE_PANEL, WIDE_TILE, WIDE_PANEL, 8 * WIDE_TILE
+    return FULL_PANEL, FULL_TILE, FULL_PANEL, 16 * FULL_TILE
 
 
 @compiled
@@ -224,15 +272,15 @@ def _multiply_strip(
     row_stride: int,
     places: Words,
     add: bool,
-    narrow: bool,
+    kind: int,
 ) -> None:
     """All rows times the panels of a strip, over `steps` of the sum. `panels` and `weights` are addresses.
 
-    A full tile reads more weights than elements of x, a narrow tile the other way round: whichever is more stays in L1.
+    A full tile reads more weights than elements of x, a narrow one fewer: whichever is more stays in L1.
     """
-    width, tile_rows = (NARROW_PANEL, NARROW_TILE) if narrow else (FULL_PANEL, FULL_TILE)
-    scratch = aligned(NARROW_PANEL * NARROW_TILE)
-    resident = width if narrow else STRIP
+    width, tile_rows, _, _ = _sizes(kind)
+    scratch = aligned(WIDE_PANEL * WIDE_TILE)
+    resident = STRIP if kind == FULL else width
     for begin in range(0, places.size, resident):
         for row in range(0, rows, tile_rows):
             tile_weights = weights + row // tile_rows * tile_bytes
@@ -246,8 +294,10 @@ def _multiply_strip(
                 else:
                     target, stride = scratch.ctypes.data, 8 * width
                 kept = -1 if direct and add else 0
-                if narrow:
+                if kind == NARROW:
                     narrow_tile(panel, tile_weights, target, stride, steps, kept)
+                elif kind == WIDE:
+                    wide_tile(panel, tile_weights, target, stride, steps, kept)
                 else:
                     full_tile(panel, tile_weights, target, stride, steps, kept)
                 if not direct:
@@ -271,9 +321,9 @@ def _locate(first: int, count: int, geometry: Geometry, sources: Words, places: 
 
 
 @compiled
-def _pack(images: Words, sources: Words, shift: int, offsets: Words, narrow: bool, panel: Words) -> None:
+def _pack(images: Words, sources: Words, shift: int, offsets: Words, kind: int, panel: Words) -> None:
     """One panel: for each step the elements whose windows start at `sources`, `shift + offset` further on."""
-    width, step_words = (NARROW_PANEL, NARROW_STEP) if narrow else (FULL_PANEL, FULL_PANEL)
+    width, _, step_words, _ = _sizes(kind)
     together = True
     for lane in range(1, width):
         together &= sources[lane] - sources[lane - 1] == 1
@@ -284,8 +334,10 @@ def _pack(images: Words, sources: Words, shift: int, offsets: Words, narrow: boo
             for lane in range(width):
                 panel[step * step_words + lane] = images[sources[lane] + shift + offsets[step]]
             source = target
-        if narrow:
+        if kind == NARROW:
             narrow_move(source, target)
+        elif kind == WIDE:
+            wide_move(source, target)
         else:
             full_move(source, target)
         target += 8 * step_words
@@ -293,11 +345,10 @@ def _pack(images: Words, sources: Words, shift: int, offsets: Words, narrow: boo
 
 @compiled
 def convolve(
-    images: Words, offsets: Words, geometry: Geometry, weights: Words, narrow: bool, out: Words, begin: int, end: int
+    images: Words, offsets: Words, geometry: Geometry, weights: Words, kind: int, out: Words, begin: int, end: int
 ) -> None:
     """Output pixels `begin` to `end`, counted over the batch, of all channels. A window's elements lie at `offsets`."""
-    width, step_words = (NARROW_PANEL, NARROW_STEP) if narrow else (FULL_PANEL, FULL_PANEL)
-    tile_rows, step_bytes = (NARROW_TILE, 4 * NARROW_TILE) if narrow else (FULL_TILE, 16 * FULL_TILE)
+    width, tile_rows, step_words, step_bytes = _sizes(kind)
     panels = aligned(STRIP // width * step_words * DEPTH_CHUNK)
     all_sources, all_places = np.empty(STRIP, np.int64), np.empty(STRIP, np.int64)
     pixels, depth = geometry.output_height * geometry.output_width, offsets.size
@@ -314,7 +365,7 @@ def convolve(
                     shift = group * geometry.group_channels * geometry.channel_size
                     panel = panels[lane // width * panel_words : (lane // width + 1) * panel_words]
                     sources = all_sources[lane : lane + width]
-                    _pack(images, sources, shift, offsets[chunk : chunk + steps], narrow, panel)
+                    _pack(images, sources, shift, offsets[chunk : chunk + steps], kind, panel)
                 _multiply_strip(
                     address(panels, 0),
                     panel_words * 8,
@@ -327,7 +378,7 @@ def convolve(
                     pixels,
                     all_places[:count],
                     chunk > 0,
-                    narrow,
+                    kind,
                 )
 
 
@@ -336,22 +387,21 @@ def convolve(
 
 @compiled
 def multiply(
-    panels: Words, samples: Words, depth: int, batch: int, features: int, out: Words, begin: int, end: int
+    panels: Words, samples: Words, depth: int, batch: int, features: int, out: Words, kind: int, begin: int, end: int
 ) -> None:
-    """Output features `begin` to `end`, whole panels, of all samples, which are packed as full weights are."""
-    step_bytes = 16 * FULL_TILE
+    """Output features `begin` to `end`, whole panels, of all samples, which are packed as weights of this kind are."""
+    _, _, step_words, step_bytes = _sizes(kind)
     places = np.empty(features, np.int64)
     for i in range(features):
         places[i] = i
     first: Any = np.int64(
         0
     )  # to numba a bare constant is a type of its own, for which it would compile everything again
-    narrow: Any = np.bool_(False)
     for start in range(begin, min(end, features), STRIP):
         for chunk in range(0, depth, DEPTH_CHUNK):
             _multiply_strip(
-                panels.ctypes.data + (start * depth + chunk * FULL_PANEL) * 8,
-                depth * FULL_PANEL * 8,
+                panels.ctypes.data + (start * depth + chunk * step_words) * 8,
+                depth * step_words * 8,
                 samples.ctypes.data + chunk * step_bytes,
                 depth * step_bytes,
                 min(DEPTH_CHUNK, depth - chunk),
@@ -361,7 +411,7 @@ def multiply(
                 features,
                 places[start : min(start + STRIP, end, features)],
                 chunk > 0,
-                narrow,
+                kind,
             )
 
 

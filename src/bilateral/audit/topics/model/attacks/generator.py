@@ -21,7 +21,7 @@ from bilateral.randomness import Randomness
 
 LATENT_SIZE = 32
 _WIDTH = 128
-_SMALL_PIXELS = 16 * 16
+SMALL_PIXELS = 16 * 16
 """Up to this size layers without convolutions learn faster than those with."""
 _BATCH_SIZE = 64
 _GENERATOR_RATE = 5e-4
@@ -104,7 +104,7 @@ class _Range(nn.Module):
 
 def _make_generator(public: Tensor) -> nn.Module:
     channels, height, width = public.shape[1:]
-    if height * width <= _SMALL_PIXELS:
+    if height * width <= SMALL_PIXELS:
         body: list[nn.Module] = [
             nn.Linear(LATENT_SIZE, _WIDTH),
             nn.ReLU(),
@@ -134,7 +134,7 @@ def _enlarging(inputs: int, outputs: int, size: tuple[int, int]) -> tuple[nn.Mod
 def _make_critic(shape: tuple[int, ...]) -> nn.Module:
     channels, height, width = shape
     layers: list[nn.Module]
-    if height * width <= _SMALL_PIXELS:
+    if height * width <= SMALL_PIXELS:
         sizes = (channels * height * width, 2 * _WIDTH, _WIDTH, 1)
         layers = [spectral_norm(nn.Linear(a, b)) for a, b in pairwise(sizes)]
         return nn.Sequential(nn.Flatten(), *_with_slopes(layers), nn.Flatten(0))

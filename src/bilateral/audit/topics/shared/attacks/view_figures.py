@@ -7,7 +7,9 @@
 | one mask for a whole tensor         | sizes of differences at several distances, equal words       |
 | a mask that comes again             | equal words anywhere, whatever the distance                  |
 | a batch or session with old masks   | differences between the same numbers of two batches          |
+| bits that are not masked, anywhere  | which bits of the same numbers of two batches differ         |
 | numbers that are not reordered      | how much larger the first half of a sample is than the last  |
+| planes of bits, any of these        | of every plane: ones, and what differs from neighbours       |
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class Part(NamedTuple):
     kind: str
     place: int
     numbers: Tensor
+    """Integers, floats, or planes of bits: (planes, bits) of zeros and ones, as uint8."""
     has_order: bool = False
     """Whether the order of a sample's numbers is a secret."""
 
@@ -43,6 +46,9 @@ def weakness_figures(parts: Sequence[Part]) -> np.ndarray:
     """Adaptive: of every kind what the table above has. Floating-point numbers (answers): mean and spread."""
     figures = []
     for _, found in _by_kind(parts):
+        if found[0].numbers.dtype == torch.uint8:
+            figures += _plane_figures(found)
+            continue
         numbers = _flat(found)
         if numbers.is_floating_point():
             figures.append([float(numbers.mean()), float(numbers.std())])
@@ -66,10 +72,29 @@ def _flat(parts: Sequence[Part]) -> Tensor:
 
 def _bit_figures(numbers: Tensor) -> list[float]:
     """Per bit: how often it is set, and how often it differs from the next number's; the mean; the mean log size."""
-    width = 8 * numbers.element_size()
-    bits = np.unpackbits(numbers.view(torch.uint8).numpy(), bitorder="little").reshape(-1, width)
-    differs = bits[1:] ^ bits[:-1] if len(bits) > 1 else np.zeros((1, width), dtype=np.uint8)
+    bits = _bits(numbers)
+    differs = bits[1:] ^ bits[:-1] if len(bits) > 1 else np.zeros_like(bits)
     return [*bits.mean(0), *differs.mean(0), float(numbers.double().mean()), _log_size(numbers)]
+
+
+def _bits(numbers: Tensor) -> np.ndarray:
+    """A row a number, lowest bits first."""
+    width = 8 * numbers.element_size()
+    return np.unpackbits(numbers.view(torch.uint8).numpy(), bitorder="little").reshape(-1, width)
+
+
+def _plane_figures(parts: Sequence[Part]) -> list[list[float]]:
+    """By plane: the share of ones, and of bits that differ from one further on. Of any two batches: what differs."""
+    planes = torch.cat([part.numbers for part in parts], dim=1).numpy()
+    nothing = np.zeros(len(planes))
+    differs = [(planes[:, lag:] ^ planes[:, :-lag]).mean(1) if planes.shape[1] > lag else nothing for lag in _LAGS]
+    by_pair: dict[tuple[int, int], list[np.ndarray]] = defaultdict(list)
+    for same in _same_places(parts).values():
+        for first, second in combinations(range(len(same)), 2):
+            by_pair[first, second].append((same[first] ^ same[second]).numpy())
+    apart = [np.concatenate([np.atleast_2d(one) for one in found], axis=1).mean(1) for found in by_pair.values()]
+    least = np.min(apart, axis=0) if apart else nothing
+    return [one.tolist() for one in (planes.mean(1), *differs, least)]
 
 
 def _difference_figures(numbers: Tensor) -> list[float]:
@@ -79,21 +104,32 @@ def _difference_figures(numbers: Tensor) -> list[float]:
 
 
 def _repeat_figures(parts: Sequence[Part]) -> list[float]:
-    """Of the two batches that are most alike: the share of equal words, and how large differences are."""
-    places: dict[tuple[int, torch.Size], list[Tensor]] = defaultdict(list)
-    for part in parts:
-        places[part.place, part.numbers.shape].append(part.numbers.reshape(-1))
-    equal, sizes = [0.0], [float(8 * parts[0].numbers.element_size())]
+    """Of the two batches that are most alike: the share of equal words, how large differences are, which bits differ.
+
+    Single bits show masks that leave some of them bare, where numbers come again and look random.
+    """
+    places = {key: [one.reshape(-1) for one in same] for key, same in _same_places(parts).items()}
+    width = 8 * parts[0].numbers.element_size()
+    equal, sizes, bits = [0.0], [float(width)], [np.full(width, 0.5)]
     # Of every place the pairs come in the same order: those of one pair of batches are put together.
-    by_pair: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+    by_pair: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for same in places.values():
         for first, second in combinations(range(len(same)), 2):
-            by_pair[first, second].append(same[first] - same[second])
+            by_pair[first, second].append((same[first], same[second]))
     for found in by_pair.values():
-        differences = torch.cat(found)
-        equal.append(float((differences == 0).double().mean()))
-        sizes.append(_log_size(differences))
-    return [max(equal), min(sizes)]
+        one, other = (torch.cat(side) for side in zip(*found, strict=True))
+        equal.append(float((one == other).double().mean()))
+        sizes.append(_log_size(one - other))
+        bits.append(_bits(one ^ other).mean(0))
+    return [max(equal), min(sizes), *np.min(bits, axis=0)]
+
+
+def _same_places(parts: Sequence[Part]) -> dict[tuple[int, torch.Size], list[Tensor]]:
+    """The same numbers, or planes, of several batches."""
+    places: dict[tuple[int, torch.Size], list[Tensor]] = defaultdict(list)
+    for part in parts:
+        places[part.place, part.numbers.shape].append(part.numbers)
+    return places
 
 
 def _half_figures(parts: Sequence[Part]) -> list[float]:

@@ -13,7 +13,7 @@ from bilateral.errors import ProtocolError
 from bilateral.learning.hetero.client import AnsweredQueries, HeteroClient
 from bilateral.runs.hetero.parties import answerers_of
 from bilateral.runs.hetero.plan import HeteroPlan
-from bilateral.runs.hetero.state import SiteState
+from bilateral.runs.hetero.state import ClientState
 from bilateral.runs.hetero.steps import asking_stage, num_stages
 
 
@@ -25,20 +25,20 @@ class Measure:
     num_queries: int
 
 
-class Member:
+class StagedClient:
     """A client that takes its stages in order, and no other.
 
     `keep` is called with the state after every stage, before anybody hears that it is done.
     """
 
     def __init__(
-        self, plan: HeteroPlan, client: HeteroClient, test: Split, keep: Callable[[SiteState], None] = lambda _: None
+        self, plan: HeteroPlan, client: HeteroClient, test: Split, keep: Callable[[ClientState], None] = lambda _: None
     ) -> None:
         self.client = client
-        self.state = SiteState()
+        self.state = ClientState()
         self._plan, self._test, self._keep = plan, test, keep
 
-    def load(self, state: SiteState) -> None:
+    def load(self, state: ClientState) -> None:
         """Go on from what was kept."""
         self.client.load_state_tensors(state.model)
         self.state = state
@@ -86,7 +86,7 @@ class Member:
     def _advance(self, **changed: Any) -> None:
         """One stage further; kept before anybody is told."""
         values = {"accuracies": self.state.accuracies, "num_queries": self.state.num_queries, **changed}
-        self.state = SiteState(self.state.stage + 1, self.client.state_tensors(), **values)
+        self.state = ClientState(self.state.stage + 1, self.client.state_tensors(), **values)
         self._keep(self.state)
 
     def _asking(self, iteration: int) -> int:
