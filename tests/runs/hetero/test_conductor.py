@@ -96,8 +96,8 @@ def test_sums_at_the_sites_are_those_of_the_in_process_run_bit_for_bit(tmp_path)
         ("TrainAlone", 1, False, "training alone"),
         ("TrainAlone", 1, True, "training alone"),
         ("GetReady", 1, False, "making queries, iteration 1"),
-        ("SessionRequest", 1, False, "answering client-1, iteration 1"),  # it deals while the one before it is answered
-        ("BatchRequest", 1, False, "answering client-1, iteration 1"),
+        ("SessionRequest", 1, False, "answering client-1, iteration 1"),
+        ("BatchRequest", 1, False, "answering client-1, iteration 1"),  # it deals while the one before it is answered
         ("ServerTurn", 2, False, "answering client-[13], iteration 1"),
         ("SummedLogits", 1, True, "answering client-2, iteration 1"),
         ("KeepAnswers", 1, False, "answering client-2, iteration 1"),
