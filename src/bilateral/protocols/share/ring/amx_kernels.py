@@ -119,6 +119,11 @@ def _emit_release(context: Any, builder: Any, _signature: Any, _arguments: Seque
     return context.get_dummy_value()
 
 
+def multiply_tiles(builder: Any, sums: int, x: int, weights: int) -> None:
+    """Adds a product of two tiles to a third."""
+    _call(builder, "tdpbssd", _tile(sums), _tile(x), _tile(weights))
+
+
 def _emit_half(builder: Any, x: Sequence[Any], row_bytes: Any, weights: Any, first: int, digits: int) -> None:
     """One tile of depth of the sums `first` to `first + 3`. `x`: where the tiles of its digits lie."""
     resident: dict[int, int] = {}  # digit of x -> tile
@@ -130,7 +135,7 @@ def _emit_half(builder: Any, x: Sequence[Any], row_bytes: Any, weights: Any, fir
                 tile = _FIRST_OF_X + len(resident) if len(resident) < 3 else resident.pop(max(resident))
                 _load_tile(builder, tile, x[i], row_bytes)
                 resident[i] = tile
-            _call(builder, "tdpbssd", _tile(i + j - first), _tile(resident[i]), _tile(_OF_WEIGHT))
+            multiply_tiles(builder, i + j - first, resident[i], _OF_WEIGHT)
 
 
 def _sums_of(digits: int) -> Callable[..., Any]:
@@ -275,7 +280,7 @@ def _of_integers(count: int, emit: Callable[..., Any]) -> Any:
     return intrinsic(typings[count])
 
 
-_configure, _release = _of_integers(0, _emit_configure), _of_integers(0, _emit_release)
+configure, release = _of_integers(0, _emit_configure), _of_integers(0, _emit_release)
 _sums3, _sums4, _sums8 = (_of_integers(7, _sums_of(digits)) for digits in DIGIT_COUNTS)
 _by_row, _by_column = (_of_integers(4, _combine(transpose)) for transpose in (False, True))
 _split, _split_row = _of_integers(4, _emit_split), _of_integers(2, _emit_split_row)
@@ -498,7 +503,7 @@ def multiply(
     panels, offsets = np.zeros(STRIP, np.int64), np.zeros(geometry.depth, np.int64)
     row_bytes, digit_bytes = _find_steps(taps, geometry, offsets)
     chunk = geometry.depth if geometry.in_place else CHUNK
-    _configure()
+    configure()
     for start in range(begin, end, STRIP * SIDE):
         stop = min(end, start + STRIP * SIDE)
         for first in range(0, geometry.depth, chunk):
@@ -516,5 +521,5 @@ def multiply(
                     else:
                         _sums8(x, at, row_bytes, digit_bytes, w, sums.ctypes.data, steps)
                     _write(sums, tile, geometry, pixel, row, stop, out, kept)
-    _release()
+    release()
     offsets[0] = panels[0]  # both are there until here: numba gives back what is not used any more
