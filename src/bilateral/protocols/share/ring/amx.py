@@ -113,7 +113,11 @@ class AmxLinear:
         geometry = amx_kernels.Geometry(
             height=batch,
             width=1,
-            channels=weights.channels,
+            image_bytes=0,
+            line_bytes=0,
+            pixel_bytes=0,
+            digit_bytes=0,
+            block_bytes=0,
             granule=weights.granule,
             output_height=batch,
             output_width=1,
@@ -125,6 +129,7 @@ class AmxLinear:
             depth=weights.depth,
             digits=weights.digits,
             samples_first=True,
+            in_place=False,
         )
         _multiply(panels, self._taps, geometry, weights.packed, flat(out), 1)
 
@@ -148,20 +153,42 @@ class AmxConv2d:
         return out
 
     def _convolve(self, images: Tensor, out: Tensor) -> None:
-        (batch, channels, height, width), window, weights = images.shape, self._window, self._weights
-        source, digits = flat(images), _aligned(batch * height * width * weights.channels)
+        batch, channels = images.shape[:2]
+        geometry = self._geometry(images.shape, out.shape)
+        source, digits = flat(images), _aligned(batch * geometry.image_bytes // 8)
+        if geometry.in_place and max(self._window.padding):
+            digits.fill(0)
 
         def split(begin: int, end: int) -> None:
-            amx_kernels.split_planes(source, channels, height * width, weights.channels // 8, digits, begin, end)
+            groups = self._weights.channels // CHANNELS
+            amx_kernels.split_planes(source, channels, groups, geometry, digits, begin, end)
 
-        in_parts(batch * height * width, 8, images.numel(), split)
-        geometry = amx_kernels.Geometry(
+        in_parts(batch * geometry.height * geometry.width, 8, images.numel(), split)
+        _multiply(digits, self._taps, geometry, self._weights.packed, flat(out), batch)
+
+    def _geometry(self, images: torch.Size, out: torch.Size) -> amx_kernels.Geometry:
+        (height, width), window, weights = images[2:], self._window, self._weights
+        in_place = weights.granule == amx_kernels.DEPTH and out[3] % amx_kernels.SIDE == 0
+        if in_place:  # digits[image, digit, block, line, pixel, channel of the block]
+            lines, pixels = height + 2 * window.padding[0], width + 2 * window.padding[1]
+            pixel_bytes = amx_kernels.DEPTH
+            block_bytes = lines * pixels * pixel_bytes
+            digit_bytes = weights.channels // amx_kernels.DEPTH * block_bytes
+        else:  # digits[image, line, pixel, digit, channel]
+            lines, pixels = height, width
+            pixel_bytes = amx_kernels.DIGITS * weights.channels
+            block_bytes, digit_bytes = amx_kernels.DEPTH, weights.channels
+        return amx_kernels.Geometry(
             height=height,
             width=width,
-            channels=weights.channels,
+            image_bytes=lines * pixels * amx_kernels.DIGITS * weights.channels,
+            line_bytes=pixels * pixel_bytes,
+            pixel_bytes=pixel_bytes,
+            digit_bytes=digit_bytes,
+            block_bytes=block_bytes,
             granule=weights.granule,
-            output_height=out.shape[2],
-            output_width=out.shape[3],
+            output_height=out[2],
+            output_width=out[3],
             stride_height=window.stride[0],
             stride_width=window.stride[1],
             pad_height=window.padding[0],
@@ -170,5 +197,5 @@ class AmxConv2d:
             depth=weights.depth,
             digits=weights.digits,
             samples_first=False,
+            in_place=in_place,
         )
-        _multiply(digits, self._taps, geometry, weights.packed, flat(out), batch)

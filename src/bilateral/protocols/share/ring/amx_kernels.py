@@ -51,11 +51,20 @@ SCRATCH_WORDS: Final = SUMS_WORDS + STRIP * CHUNK * DIGITS * TILE_BYTES // 8
 
 
 class Geometry(NamedTuple):
-    """Where things lie: digits of images[image, y, x, digit, channel], summed to out[image, row, pixel]."""
+    """Where things lie: digits of images, summed to out[image, row, pixel].
+
+    Digits of up to 64 channels stand side by side, a block; channel c of a pixel is in block c // 64. If `in_place`,
+    there are zeros around each image, and whole tiles of neighbouring pixels are loaded from it; else they are packed
+    before, with a look at where the image ends.
+    """
 
     height: int
     width: int
-    channels: int  # filled up to whole granules
+    image_bytes: int
+    line_bytes: int
+    pixel_bytes: int
+    digit_bytes: int
+    block_bytes: int
     granule: int  # bytes that are copied at once; channels are a multiple of it, and it divides `DEPTH`
     output_height: int
     output_width: int
@@ -67,6 +76,7 @@ class Geometry(NamedTuple):
     depth: int  # in tiles
     digits: int  # of weights
     samples_first: bool  # a matrix product: the digits are panels (`split_rows`), and sums go to out[pixel, row]
+    in_place: bool
 
 
 # --- tiles and vectors, as LLVM IR ---
@@ -88,9 +98,8 @@ def _tile(number: int) -> Any:
     return ir.Constant(_I8, number)
 
 
-def _load_tile(builder: Any, number: int, address: Any, offset: int) -> None:
-    row = ir.Constant(_I64, DEPTH)
-    _call(builder, "tileloadd64", _tile(number), pointer(builder, address, offset, _I8), row)
+def _load_tile(builder: Any, number: int, address: Any, row_bytes: Any) -> None:
+    _call(builder, "tileloadd64", _tile(number), pointer(builder, address, 0, _I8), row_bytes)
 
 
 def _emit_configure(context: Any, builder: Any, _signature: Any, _arguments: Sequence[Any]) -> Any:
@@ -110,30 +119,42 @@ def _emit_release(context: Any, builder: Any, _signature: Any, _arguments: Seque
     return context.get_dummy_value()
 
 
-def _emit_half(builder: Any, panel: Any, weights: Any, first: int, digits: int) -> None:
-    """One tile of depth of the sums `first` to `first + 3`."""
+def multiply_tiles(builder: Any, sums: int, x: int, weights: int) -> None:
+    """Adds a product of two tiles to a third."""
+    _call(builder, "tdpbssd", _tile(sums), _tile(x), _tile(weights))
+
+
+def _emit_half(builder: Any, x: Sequence[Any], row_bytes: Any, weights: Any, first: int, digits: int) -> None:
+    """One tile of depth of the sums `first` to `first + 3`. `x`: where the tiles of its digits lie."""
     resident: dict[int, int] = {}  # digit of x -> tile
     for j in range(min(digits, first + 4)):
-        _load_tile(builder, _OF_WEIGHT, weights, j * TILE_BYTES)
+        place = builder.add(weights, ir.Constant(_I64, j * TILE_BYTES))
+        _load_tile(builder, _OF_WEIGHT, place, ir.Constant(_I64, DEPTH))
         for i in range(first + 3 - j, max(0, first - j) - 1, -1):
             if i not in resident:
                 tile = _FIRST_OF_X + len(resident) if len(resident) < 3 else resident.pop(max(resident))
-                _load_tile(builder, tile, panel, i * TILE_BYTES)
+                _load_tile(builder, tile, x[i], row_bytes)
                 resident[i] = tile
-            _call(builder, "tdpbssd", _tile(i + j - first), _tile(resident[i]), _tile(_OF_WEIGHT))
+            multiply_tiles(builder, i + j - first, resident[i], _OF_WEIGHT)
 
 
 def _sums_of(digits: int) -> Callable[..., Any]:
     def emit(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
-        """sums[s, row, column]: row of a panel of x, column of a panel of weights, over `steps` tiles of depth."""
-        panel, weights, sums, steps = arguments
+        """sums[s, row, column]: row of a panel of x, column of a panel of weights, over `steps` tiles of depth.
+
+        The digits of x of each step lie `digit_bytes` apart, from `panel` plus what stands for it at `offsets` on.
+        """
+        panel, offsets, row_bytes, digit_bytes, weights, sums, steps = arguments
         for first in (0, 4):
             for tile in range(4):
                 _call(builder, "tilezero", _tile(tile))
             with cgutils.for_range(builder, steps) as loop:
-                x = builder.add(panel, builder.mul(loop.index, ir.Constant(_I64, DIGITS * TILE_BYTES)))
+                place = builder.add(offsets, builder.mul(loop.index, ir.Constant(_I64, 8)))
+                x = [builder.add(panel, builder.load(pointer(builder, place, 0, _I64)))]
+                for _ in range(1, DIGITS):
+                    x.append(builder.add(x[-1], digit_bytes))
                 w = builder.add(weights, builder.mul(loop.index, ir.Constant(_I64, digits * TILE_BYTES)))
-                _emit_half(builder, x, w, first, digits)
+                _emit_half(builder, x, row_bytes, w, first, digits)
             for tile in range(4):
                 place = pointer(builder, sums, (first + tile) * TILE_BYTES, _I8)
                 _call(builder, "tilestored64", _tile(tile), place, ir.Constant(_I64, DEPTH))
@@ -254,12 +275,13 @@ def _of_integers(count: int, emit: Callable[..., Any]) -> Any:
         2: lambda _typing, _a, _b: (signature, emit),
         3: lambda _typing, _a, _b, _c: (signature, emit),
         4: lambda _typing, _a, _b, _c, _d: (signature, emit),
+        7: lambda _typing, _a, _b, _c, _d, _e, _f, _g: (signature, emit),
     }
     return intrinsic(typings[count])
 
 
-_configure, _release = _of_integers(0, _emit_configure), _of_integers(0, _emit_release)
-_sums3, _sums4, _sums8 = (_of_integers(4, _sums_of(digits)) for digits in DIGIT_COUNTS)
+configure, release = _of_integers(0, _emit_configure), _of_integers(0, _emit_release)
+_sums3, _sums4, _sums8 = (_of_integers(7, _sums_of(digits)) for digits in DIGIT_COUNTS)
 _by_row, _by_column = (_of_integers(4, _combine(transpose)) for transpose in (False, True))
 _split, _split_row = _of_integers(4, _emit_split), _of_integers(2, _emit_split_row)
 _gather = _of_integers(3, _emit_gather)
@@ -270,28 +292,36 @@ _copy8, _copy16, _copy32, _copy64 = (_of_integers(3, _copy(granule)) for granule
 
 
 @compiled
-def _store_lines(lines: Words, groups: int, target: int, channels: int, digits: Words) -> None:
-    """Up to eight lines of digits, of eight channels each, to digits[target + digit * channels], counted in words."""
+def _store_lines(lines: Words, groups: int, to: int, digit_bytes: int, digits: Words) -> None:
+    """Up to eight lines of digits, of eight channels each, to digits[to + digit * digit_bytes]."""
     if groups == 8:
-        _gather(lines.ctypes.data, digits.ctypes.data + 8 * target, 8 * channels)
+        _gather(lines.ctypes.data, digits.ctypes.data + to, digit_bytes)
     else:
         for digit in range(DIGITS):
             for group in range(groups):
-                digits[target + digit * channels + group] = lines[8 * group + digit]
+                digits[(to + digit * digit_bytes) // 8 + group] = lines[8 * group + digit]
 
 
 @compiled
-def split_planes(images: Words, channels: int, pixels: int, granules: int, digits: Words, begin: int, end: int) -> None:
-    """images[image, channel, pixel] -> digits[image, pixel, digit, channel], eight channels to a word, for pixels
-    `begin` to `end` counted over the batch."""
+def split_planes(
+    images: Words, channels: int, groups: int, geometry: Geometry, digits: Words, begin: int, end: int
+) -> None:
+    """images[image, channel, pixel] to the places of their digits, for pixels `begin` to `end` counted over the batch.
+
+    The channels are filled up to so many groups of eight.
+    """
     lines, corner = np.zeros(8 * 64, np.int64), np.zeros(64, np.int64)
+    pixels = geometry.height * geometry.width
+    origin = 0
+    if geometry.in_place:
+        origin = geometry.pad_height * geometry.line_bytes + geometry.pad_width * geometry.pixel_bytes
     at = begin
     while at < end:
         image, pixel = divmod(at, pixels)
         count = min(8, end - at, pixels - pixel)
-        for first in range(0, granules, 8):
-            groups = min(8, granules - first)
-            for group in range(groups):
+        for first in range(0, groups, 8):
+            num_groups = min(8, groups - first)
+            for group in range(num_groups):
                 channel = 8 * (first + group)
                 start = (image * channels + channel) * pixels + pixel
                 if count == 8 and channel + 8 <= channels:
@@ -302,9 +332,14 @@ def split_planes(images: Words, channels: int, pixels: int, granules: int, digit
                             inside = lane < count and channel + k < channels
                             corner[8 * k + lane] = images[start + k * pixels + lane] if inside else 0
                     _split(corner.ctypes.data, 64, lines.ctypes.data + 64 * group, 512)
+            block = origin + image * geometry.image_bytes + first // 8 * geometry.block_bytes
+            line, column = divmod(pixel, geometry.width)
             for lane in range(count):
-                target = (at + lane) * DIGITS * granules + first
-                _store_lines(lines[64 * lane : 64 * lane + 64], groups, target, granules, digits)
+                target = block + line * geometry.line_bytes + column * geometry.pixel_bytes
+                _store_lines(lines[64 * lane : 64 * lane + 64], num_groups, target, geometry.digit_bytes, digits)
+                column += 1
+                if column == geometry.width:
+                    line, column = line + 1, 0
         at += count
 
 
@@ -352,13 +387,12 @@ def _pack(
     """To the address `to`, as [tile of depth, digit, row, step]: what `rows` output pixels from `pixel` on see."""
     granule = geometry.granule
     granules = DEPTH // granule
-    pixel_bytes = DIGITS * geometry.channels
     image, place = divmod(pixel, geometry.output_height * geometry.output_width)
     line, column = divmod(place, geometry.output_width)
     for row in range(rows):
         top = line * geometry.stride_height - geometry.pad_height
         left = column * geometry.stride_width - geometry.pad_width
-        start = digits.ctypes.data + image * geometry.height * geometry.width * pixel_bytes
+        start = digits.ctypes.data + image * geometry.image_bytes
         tap = 3 * first * granules
         for step in range(steps):
             target = to + step * DIGITS * TILE_BYTES + row * DEPTH
@@ -366,8 +400,8 @@ def _pack(
                 y, x = top + taps[tap], left + taps[tap + 1]
                 source, digit_bytes = zeros.ctypes.data, 0
                 if 0 <= y < geometry.height and 0 <= x < geometry.width:
-                    source = start + (y * geometry.width + x) * pixel_bytes + taps[tap + 2]
-                    digit_bytes = geometry.channels
+                    source = start + y * geometry.line_bytes + x * geometry.pixel_bytes + taps[tap + 2]
+                    digit_bytes = geometry.digit_bytes
                 if granule == 64:
                     _copy64(source, digit_bytes, target)
                 elif granule == 32:
@@ -414,6 +448,49 @@ def _write(sums: Words, tile: Words, geometry: Geometry, pixel: int, row: int, e
 
 
 @compiled
+def _find_steps(taps: Words, geometry: Geometry, offsets: Words) -> tuple[int, int]:
+    """Where the tiles of each step of depth lie from the first; how far apart are their rows, and digits."""
+    for step in range(geometry.depth):
+        if geometry.in_place:
+            place = taps[3 * step] * geometry.line_bytes + taps[3 * step + 1] * geometry.pixel_bytes
+            offsets[step] = place + taps[3 * step + 2] // DEPTH * geometry.block_bytes
+        else:
+            offsets[step] = step * DIGITS * TILE_BYTES
+    if geometry.in_place:
+        return geometry.stride_width * geometry.pixel_bytes, geometry.digit_bytes
+    return DEPTH, TILE_BYTES
+
+
+@compiled
+def _find_panels(
+    digits: Words,
+    taps: Words,
+    zeros: Words,
+    geometry: Geometry,
+    start: int,
+    stop: int,
+    first: int,
+    steps: int,
+    scratch: int,
+    panels: Words,
+) -> None:
+    """Where sixteen pixels each, from `start` on, have their tiles from step `first` on. Packs them if need be."""
+    for pixel in range(start, stop, SIDE):
+        if geometry.samples_first:
+            panel = digits.ctypes.data + (pixel // SIDE * geometry.depth + first) * DIGITS * TILE_BYTES
+        elif geometry.in_place:
+            image, place = divmod(pixel, geometry.output_height * geometry.output_width)
+            line, column = divmod(place, geometry.output_width)
+            top, left = line * geometry.stride_height, column * geometry.stride_width
+            panel = digits.ctypes.data + image * geometry.image_bytes
+            panel += top * geometry.line_bytes + left * geometry.pixel_bytes
+        else:
+            panel = scratch + (pixel - start) // SIDE * steps * DIGITS * TILE_BYTES
+            _pack(digits, taps, zeros, geometry, pixel, min(SIDE, stop - pixel), first, steps, panel)
+        panels[(pixel - start) // SIDE] = panel
+
+
+@compiled
 def multiply(
     digits: Words, taps: Words, geometry: Geometry, weights: Words, scratch: Words, out: Words, begin: int, end: int
 ) -> None:
@@ -422,33 +499,27 @@ def multiply(
     `taps`: for each granule of depth, how far down and along from the window's corner it lies, and at which channel.
     """
     zeros, tile = np.zeros(8, np.int64), np.zeros(BLOCK_WORDS, np.int64)
-    sums, panels = scratch[:SUMS_WORDS], scratch[SUMS_WORDS:].ctypes.data
-    depth, step_bytes = geometry.depth, geometry.digits * TILE_BYTES
-    _configure()
+    sums, rest = scratch[:SUMS_WORDS], scratch[SUMS_WORDS:].ctypes.data
+    panels, offsets = np.zeros(STRIP, np.int64), np.zeros(geometry.depth, np.int64)
+    row_bytes, digit_bytes = _find_steps(taps, geometry, offsets)
+    chunk = geometry.depth if geometry.in_place else CHUNK
+    configure()
     for start in range(begin, end, STRIP * SIDE):
         stop = min(end, start + STRIP * SIDE)
-        for first in range(0, depth, CHUNK):
-            steps = min(CHUNK, depth - first)
-            kept = -1 if first else 0
-            if geometry.samples_first:
-                panel_bytes = depth * DIGITS * TILE_BYTES
-                panels = digits.ctypes.data + start // SIDE * panel_bytes + first * DIGITS * TILE_BYTES
-            else:
-                panel_bytes = steps * DIGITS * TILE_BYTES
-                panel = panels
-                for pixel in range(start, stop, SIDE):
-                    _pack(digits, taps, zeros, geometry, pixel, min(SIDE, stop - pixel), first, steps, panel)
-                    panel += panel_bytes
+        for first in range(0, geometry.depth, chunk):
+            steps, kept = min(chunk, geometry.depth - first), -1 if first else 0
+            _find_panels(digits, taps, zeros, geometry, start, stop, first, steps, rest, panels)
+            at = offsets.ctypes.data  # offsets are those from step `first` on, unless it is 0 anyway
             for row in range(0, geometry.rows, SIDE):
-                w = weights.ctypes.data + (row // SIDE * depth + first) * step_bytes
-                panel = panels
+                w = weights.ctypes.data + (row // SIDE * geometry.depth + first) * geometry.digits * TILE_BYTES
                 for pixel in range(start, stop, SIDE):
+                    x = panels[(pixel - start) // SIDE]
                     if geometry.digits == 3:
-                        _sums3(panel, w, sums.ctypes.data, steps)
+                        _sums3(x, at, row_bytes, digit_bytes, w, sums.ctypes.data, steps)
                     elif geometry.digits == 4:
-                        _sums4(panel, w, sums.ctypes.data, steps)
+                        _sums4(x, at, row_bytes, digit_bytes, w, sums.ctypes.data, steps)
                     else:
-                        _sums8(panel, w, sums.ctypes.data, steps)
+                        _sums8(x, at, row_bytes, digit_bytes, w, sums.ctypes.data, steps)
                     _write(sums, tile, geometry, pixel, row, stop, out, kept)
-                    panel += panel_bytes
-    _release()
+    release()
+    offsets[0] = panels[0]  # both are there until here: numba gives back what is not used any more
