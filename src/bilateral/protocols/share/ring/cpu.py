@@ -64,9 +64,9 @@ def _flat_words(packed: Tensor) -> kernels.Words:
 
 def _kind(kernel: Kernel, bits: int) -> int:
     """Of tiles, for weights of so many bits."""
-    if kernel != "vector":
-        return kernels.WIDE
-    return kernels.NARROW if bits <= NARROW_BITS else kernels.FULL
+    if bits <= NARROW_BITS:
+        return kernels.NARROW  # with AVX-512 too: wide tiles are no faster (measured)
+    return kernels.FULL if kernel == "vector" else kernels.WIDE
 
 
 def linear(weight: Tensor, weight_bits: int, kernel: Kernel) -> KernelLinear | amx.AmxLinear:
