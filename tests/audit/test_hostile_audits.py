@@ -124,6 +124,32 @@ def test_a_stored_audit_of_other_types_is_a_checkpoint_error(tmp_path):
         stored_result(tmp_path / "nothing.json")
 
 
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        *(("claims", name, 7) for name in ("subject", "what", "whom", "assumption")),
+        *(("leaks", name, 7) for name in ("what", "whom")),
+        *(("leaks", "ledger_line", value) for value in ("7", True, 1.5)),
+        *(("skipped", name, 200) for name in ("name", "title", "reason")),
+        ("skipped", "more", "text"),
+    ],
+)
+def test_a_stored_text_that_is_a_number_or_the_reverse_is_a_checkpoint_error(tmp_path, where, name, value):
+    """A reason that was a number ended the page in an AttributeError."""
+    path, parts = tmp_path / "audit.json", copy.deepcopy(AUDIT["guarantee"])
+    parts["claims"] = [{"subject": "single uploads", "what": "a", "whom": "b", "assumption": "c"}]
+    parts["skipped"] = [{"name": "x", "title": "y", "reason": "z"}]
+
+    def read():
+        path.write_text(json.dumps({**AUDIT, "guarantee": parts, "skipped": parts["skipped"]}))
+        return stored_result(path)
+
+    assert len(read().guarantee.claims) == len(read().skipped) == 1
+    parts[where][0][name] = value
+    with pytest.raises(CheckpointError, match=r"audit\.json"):
+        read()
+
+
 @pytest.mark.parametrize("name", [*TASK])
 def test_a_task_without_one_of_its_parts_is_a_checkpoint_error(name):
     task = {**TASK, "plan": RunPlan().model_dump(mode="json")}

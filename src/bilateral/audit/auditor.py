@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
 from bilateral.audit.effort import EffortName
-from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_plain, as_text, evidence_from
+from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_text, as_texts, evidence_from
 from bilateral.audit.experiment import AnyPlan, Experiment, context_of
 from bilateral.audit.topics.registry import about_of, experiments_for, registered
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
@@ -263,11 +263,11 @@ def stored_result(path: str | Path) -> AuditResult:
         values = parse_json(Path(path).read_bytes())
         guarantee = Guarantee(
             as_text(values["guarantee"]["protection"]),
-            tuple(Claim(**as_plain(claim)) for claim in values["guarantee"]["claims"]),
-            tuple(Leak(**as_plain(leak)) for leak in values["guarantee"]["leaks"]),
+            tuple(Claim(**as_texts(claim)) for claim in values["guarantee"]["claims"]),
+            tuple(Leak(**as_texts(leak, whole="ledger_line")) for leak in values["guarantee"]["leaks"]),
         )
         evidence = tuple(evidence_from(one) for one in values["evidence"])
-        skipped = tuple(Skipped(**as_plain(one)) for one in values["skipped"])
+        skipped = tuple(Skipped(**as_texts(one)) for one in values["skipped"])
         return AuditResult(
             as_object(values["plan"]),
             as_text(values["protection"]),

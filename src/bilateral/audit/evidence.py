@@ -256,11 +256,14 @@ def as_object(value: object) -> dict[str, Any]:
     return value
 
 
-def as_plain(value: object) -> dict[str, Any]:
-    """The value, which must be an object of texts and whole numbers."""
+def as_texts(value: object, *, whole: str = "") -> dict[str, Any]:
+    """The value, which must be an object of texts, but for a whole number under the name `whole`."""
     found = as_object(value)
-    if not all(isinstance(one, str) or type(one) is int for one in found.values()):
-        raise TypeError("expected texts and whole numbers")
+    for name, one in found.items():
+        if name != whole:
+            as_text(one)
+        elif type(one) is not int:
+            raise TypeError(f"expected a whole number as `{name}`, got {type(one).__name__}")
     return found
 
 

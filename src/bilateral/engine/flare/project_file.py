@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import yaml
 from nvflare.apis.utils.format_check import name_check
 
+from bilateral.documents import MAX_DEPTH
 from bilateral.engine.flare.kit_builder import PROPERTY
 from bilateral.engine.flare.site_settings import FINGERPRINT_PATTERN, DataSettings, ServerSettings
 from bilateral.errors import DeploymentError, PlanError
@@ -171,9 +172,25 @@ def party_organisation(project_file: Path) -> str:
     return next(str(p["org"]) for p in project["participants"] if p["type"] == "server")
 
 
+class _ShallowLoader(yaml.SafeLoader):
+    """Refuses what is nested deeply as soon as it is: PyYAML looks at all that is open for every bracket that opens."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (PyYAML's name)
+        self._go_deeper(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        self._go_deeper(len(self.indents))
+        return bool(super().add_indent(column))
+
+    def _go_deeper(self, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise yaml.YAMLError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
 def read_project(path: Path) -> dict[str, Any]:
     try:
-        project = yaml.safe_load(path.read_text(encoding="utf-8"))
+        project = yaml.load(path.read_text(encoding="utf-8"), _ShallowLoader)
     except FileNotFoundError as error:
         raise DeploymentError(
             f"There is no project file at {path}.", remedy="`bilateral deploy` writes one with the kits."
