@@ -36,8 +36,8 @@ _SIZES: Final[tuple[tuple[_Step, float], ...]] = (
 )
 _GAMES: Final[tuple[tuple[_Step, float], ...]] = (
     (hiding_experiment, 16.0),
-    (single_answers_experiment, 14.0),
     (hidden_layer_experiment, 14.0),
+    (single_answers_experiment, 14.0),
 )
 """Steps, with the seconds that each takes on the default plan, roughly: for progress."""
 _PREPARATION: Final = 6.0
