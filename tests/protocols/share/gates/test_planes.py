@@ -196,3 +196,18 @@ def test_comparison_of_two_parties_and_a_dealer(num_digits, seed, count):
     keep = 16**num_digits - 1
     expected = [int((a & keep) < (b & keep)) for a, b in zip(y.tolist(), r.tolist(), strict=True)]
     assert bits_of(compare(generator, y, r, num_digits), count) == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, count=COUNTS)
+def test_what_is_dealt_of_a_selection_completes_the_first_partys_shares(seed, count):
+    """beta and r * beta, whatever the first party has drawn: compiled, by tensors, and in integers."""
+    source = torch.Generator().manual_seed(seed)
+    blind, r = uniform(source, num_words(count)), numbers(source, count)
+    beta_share, r_beta_share = numbers(source, count), numbers(source, count)
+    found = planes.deal_selection(blind, r, beta_share, r_beta_share)
+    bits = planes.spread(blind, count)
+    assert torch.equal(bits, planes.spread_by_tensors(blind, count))
+    assert bits.tolist() == bits_of(blind, count)
+    assert torch.equal(found[0] + beta_share, bits)
+    assert torch.equal(found[1] + r_beta_share, torch.where(bits == 1, r, 0))
