@@ -21,11 +21,11 @@ def test_a_dealer_that_deals_one_beta_wrong_reads_that_activation_in_the_sum(mon
     real = planes.deal_selection
 
     def misdealt(blind, r, beta_share, r_beta_share):
-        beta, r_beta = real(blind, r, beta_share, r_beta_share)
+        dealt = real(blind, r, beta_share, r_beta_share)
         if len(r) == 12 * len(queries):
-            beta[NEURON::12] += 1
-            r_beta[NEURON::12] += r[NEURON::12]
-        return beta, r_beta
+            dealt[0, NEURON::12] += 1
+            dealt[1, NEURON::12] += r[NEURON::12]
+        return dealt
 
     monkeypatch.setattr(planes, "deal_selection", misdealt)
     (dishonest,) = asked(SEALED, answerers=("anna",), queries=queries)

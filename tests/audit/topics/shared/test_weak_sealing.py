@@ -55,41 +55,26 @@ def broken(evidence):
     return {one.tests for one in evidence if judge(one).verdict == "broken"}
 
 
-class Weakened:
-    """A stream of one comparison whose r or own planes (row 0 the beta, then the masks) are changed as they come.
-
-    The first party's planes are those in the places of the dealt ones, then its own; the second's are its own alone.
-    """
-
-    def __init__(self, stream, width, change_r, change_own):
-        self._stream, self._width, self._change_r, self._change_own = stream, width, change_r, change_own
-        self.device = stream.device
-
-    def words(self, *shape):
-        drawn = self._stream.words(*shape)
-        num_own = 1 + self._width.num_masks
-        if len(shape) == 1:
-            return self._change_r(drawn)
-        if shape[0] >= num_own and shape[1] == self._width.words:
-            drawn[-num_own:] = self._change_own(drawn[-num_own:])
-        return drawn
-
-
 def unchanged(drawn):
     return drawn
 
 
 def weakened(change_r=unchanged, change_own=unchanged):
-    real_first, real_second, real_deal = sealed.first_part, sealed.second_part, sealed.deal
+    """What both computing parties draw of r, and of their own planes (row 0 the beta, then the masks), is changed.
 
-    def weak(stream, width):
-        return stream if isinstance(stream, Weakened) else Weakened(stream, width, change_r, change_own)
+    The dealer draws with them, by the same functions.
+    """
+    real_first, real_second = sealed._drawn_by_first, sealed._drawn_by_second
 
-    return [
-        (sealed, "first_part", lambda stream, width: real_first(weak(stream, width), width)),
-        (sealed, "second_part", lambda stream, dealt, width: real_second(weak(stream, width), dealt, width)),
-        (sealed, "deal", lambda one, other, width: real_deal(weak(one, width), weak(other, width), width)),
-    ]
+    def first(stream, width):
+        r, dealt, own, selection = real_first(stream, width)
+        return change_r(r), dealt, change_own(own), selection
+
+    def second(stream, width):
+        r, own = real_second(stream, width)
+        return change_r(r), change_own(own)
+
+    return [(sealed, "_drawn_by_first", first), (sealed, "_drawn_by_second", second)]
 
 
 def always_the_same(drawn):
@@ -135,43 +120,27 @@ def test_weak_sealing_shows_activations_to_both_computing_parties(setting, monke
     assert broken(hiding_experiment(setting, quiet)) == {SERVER, ANSWERER}
 
 
-class BetaOfR(Weakened):
+def beta_of_r():
     """Beta is bit 32 of r, and all else is uniform to the server: the first party alone draws the low bits of r."""
+    real_first, real_second = sealed._drawn_by_first, sealed._drawn_by_second
 
-    def __init__(self, stream, width, *, is_first):
-        super().__init__(stream, width, self._draw_r, self._draw_own)
-        self._is_first = is_first
-
-    def _draw_r(self, drawn):
-        if not self._is_first:
-            return drawn & ~((1 << (self._width.sign_bit + 1)) - 1)
-        self._r = drawn
-        return drawn
-
-    def _draw_own(self, own):
+    def first(stream, width):
+        r, dealt, own, selection = real_first(stream, width)
         own = own.clone()
-        own[0] = planes.to_planes(self._r, self._width.sign_bit + 1)[-1] if self._is_first else 0
-        return own
+        own[0] = planes.to_planes(r.clone(), width.sign_bit + 1)[-1]
+        return r, dealt, own, selection
+
+    def second(stream, width):
+        r, own = real_second(stream, width)
+        return r & ~((1 << (width.sign_bit + 1)) - 1), no_beta(own)
+
+    return [(sealed, "_drawn_by_first", first), (sealed, "_drawn_by_second", second)]
 
 
 def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypatch):
     """y and m are each uniform to the server, and m xor bit 32 of y is nearly the sign."""
-    real_first, real_second, real_deal = sealed.first_part, sealed.second_part, sealed.deal
-
-    def weak(stream, width, *, is_first):
-        return stream if isinstance(stream, Weakened) else BetaOfR(stream, width, is_first=is_first)
-
-    def first_part(stream, width):
-        return real_first(weak(stream, width, is_first=True), width)
-
-    def second_part(stream, dealt, width):
-        return real_second(weak(stream, width, is_first=False), dealt, width)
-
-    def deal(one, other, width):
-        return real_deal(weak(one, width, is_first=True), weak(other, width, is_first=False), width)
-
-    for name, value in (("first_part", first_part), ("second_part", second_part), ("deal", deal)):
-        monkeypatch.setattr(sealed, name, value)
+    for owner, name, value in beta_of_r():
+        monkeypatch.setattr(owner, name, value)
     assert answers_are_right()
     assert SERVER in broken(hiding_experiment(setting, quiet))
 
