@@ -20,6 +20,7 @@ from bilateral.protocols.share.gates.judged import Blinding, factor_bits
 from bilateral.protocols.share.gates.shuffling import random_orders
 from bilateral.protocols.share.gates.styles import HARDENED
 from bilateral.protocols.share.prediction import parties as prediction
+from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.share.ring.streams import SessionAgreement, Stream
 from bilateral.randomness import SeededRandomness
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -170,7 +171,7 @@ def test_right_blinding_does(setting):
     assert {judge(one).verdict for one in signs_experiment(setting, quiet)} == {"holds"}
 
 
-real_deliver = prediction._deliver
+real_deliver, real_receive = prediction._deliver, PredictionClient._receive
 
 
 def apart(batch, shares):
@@ -179,10 +180,18 @@ def apart(batch, shares):
         yield from real_deliver([part], [share])
 
 
+def forgetful(self, message):
+    """A client that does not notice that its queries were answered before: the right one refuses that."""
+    before, self._answers = self._answers, {}
+    reply = real_receive(self, message)
+    self._answers = before | self._answers
+    return reply
+
+
 SUMS = {
     "no flips": weak_blinding(no_flips),
     "no orders": weak_blinding(no_orders),
-    "answers apart": [(prediction, "_deliver", apart)],
+    "answers apart": [(prediction, "_deliver", apart), (PredictionClient, "_receive", forgetful)],
 }
 
 
