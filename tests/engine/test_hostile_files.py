@@ -21,7 +21,7 @@ from bilateral.errors import CheckpointError
 from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.runs.hetero.plan import load_hetero_plan
 from bilateral.runs.hetero.record import HeteroRecord
-from bilateral.runs.hetero.state import SiteState, SiteStore
+from bilateral.runs.hetero.state import ClientState, SiteStore
 from bilateral.runs.rounds.conductor import _read_counts
 from bilateral.runs.rounds.export import ExportCard, export_run, load_exported
 from bilateral.runs.rounds.in_process import run
@@ -210,7 +210,7 @@ def test_states_of_heterogeneous_runs_that_are_not_their_own_are_checkpoint_erro
     record = record_at((2, 1, 0))
     record.save(directory)
     store = SiteStore(tmp_path / "site", PLAN)
-    store.save(SiteState(1, {}, None, [0.5], [0]))
+    store.save(ClientState(1, {}, None, [0.5], [0]))
     for path, load in (
         (directory.checkpoint, lambda: HeteroRecord.load(PLAN, record.facts, directory)),
         (tmp_path / "site" / "checkpoint.safetensors", store.load),
