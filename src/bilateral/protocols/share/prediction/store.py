@@ -62,7 +62,7 @@ class CorrelationStore:
         return self._folder(session_id).exists()
 
     def open_sessions(self, kind: type[StoredSession]) -> list[bytes]:
-        """The sessions of this kind that can be gone on with, oldest first."""
+        """The sessions of this kind that can be gone on with, those that changed last at the end."""
         found = [
             path
             for path in self.folder.iterdir()
