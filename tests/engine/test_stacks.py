@@ -251,7 +251,7 @@ def test_a_client_knows_its_own_noise_besides_that_of_its_colluders(colluders):
 def test_clients_refuse_a_clipping_norm_beyond_the_limits_of_the_plan(factor):
     chosen = plan(**SOUND, noise__adaptive_clip=True, noise__clip=2.0)
     client = make_blueprint(chosen, load_federation(chosen)).client("client-1")
-    set_norm = client._uploader._set_norm
+    set_norm = client._uploader._inner._set_norm
     set_norm(2.0 * 15)
     with pytest.raises(ProtocolError, match="stays between"):
         set_norm(2.0 * factor)

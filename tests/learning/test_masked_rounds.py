@@ -88,7 +88,7 @@ class Federation:
                 split,
                 AllSamples(),
                 SeededRandomness(0),
-                uploader=MaskUploader(MaskClient(ring, self.settings, SeededRandomness(1)), ring, None, set_norm),
+                uploader=MaskUploader(MaskClient(ring, self.settings, SeededRandomness(1)), ring, set_norm),
                 weight=1,
             )
             for number, (name, ring) in enumerate(self.rings.items(), 1)

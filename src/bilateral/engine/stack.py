@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from bilateral.engine.plan import RunPlan
+from bilateral.errors import UnsoundPlanError
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Aggregation, PlainAggregation
 from bilateral.learning.client import PlainUploader, Uploader
 from bilateral.learning.halves import ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
-from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader
+from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader, PrivateUploader
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.base import Mix
 from bilateral.protections.combination import combine, name_of, refuse_unsound
@@ -74,6 +75,7 @@ def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     """Everything that the plan asks for; nothing of a side is built yet."""
     mix = checked_mix(plan, around.problem.loss, len(around.members), around.graph)
     name, sides = name_of(mix), plan.chosen.sides(around)
+    _refuse_what_would_be_left_out(mix, sides)
     if sides.pairwise is not None:
         return _with_pairwise_noise(name, sides, sides.pairwise, around)
     match mix.masks:
@@ -84,6 +86,20 @@ def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
         case "none":
             shape = replace(sides.shape, weight=sides.weight)
             return _stack(name, sides, lambda: PlainAggregation(shape), lambda name, parts: PlainUploader())  # noqa: ARG005
+
+
+def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
+    """Whatever its own rules say: a protection of which a part would not be built claims what it does not do."""
+    if sides.pairwise is not None and mix.masks != "none":
+        raise UnsoundPlanError(
+            f"Refused, noise between clients under masks: {name_of(mix)} would have the noise and no masks.",
+            remedy="Use aggregation.masks = 'none', or noise that is not between clients.",
+        )
+    if sides.make_adaptive is not None and mix.masks != "ring":
+        raise UnsoundPlanError(
+            f"Refused, adaptive clipping without ring masks: nobody would tell clients their norm in {name_of(mix)}.",
+            remedy="Use aggregation.masks = 'ring', or a clipping norm that stays.",
+        )
 
 
 def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
@@ -104,7 +120,7 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
         )
-        return MaskUploader(masks, ring, parts.privatise, parts.set_norm, parts.pay)
+        return MaskUploader(masks, ring, parts.set_norm)
 
     # The question of the published cross entropy has a row a sample.
     asks = around.plan.chosen.asks(around.problem.loss)
@@ -154,13 +170,20 @@ def _stack(
     of_masks: Guarantee | None = None,
 ) -> Stack:
     """`of_masks`: what masks on top claim and admit; they close what single uploads would show."""
+
+    def make_private_uploader(client: str, parts: ClientParts) -> Uploader:
+        uploader = make_uploader(client, parts)
+        if parts.privatise is None and parts.pay is None:
+            return uploader
+        return PrivateUploader(uploader, parts.privatise, parts.pay)
+
     guarantees = sides.guarantees if of_masks is None else (*sides.guarantees, of_masks)
     return Stack(
         name,
         sides.make_server,
         make_aggregation,
         sides.make_client,
-        make_uploader,
+        make_private_uploader,
         combine(spoken(name), guarantees, () if of_masks is None else CLOSED_BY_MASKS),
         sides.weight,
         sides.privacy,

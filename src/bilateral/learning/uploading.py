@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bilateral.errors import ProtocolError, SealedShareError
+from bilateral.learning.client import Uploader
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import (
@@ -25,8 +26,32 @@ AddPairwise = Callable[[Upload, int, Sequence[str]], Upload]
 """Adds noise that cancels in the sum over the named clients of a round."""
 
 
+class PrivateUploader:
+    """Noise that stays, below whatever `inner` does with the upload: masks, noise between clients, or nothing.
+
+    The round is paid for when its model has come: an error while training would be an answer too.
+    """
+
+    def __init__(self, inner: Uploader, privatise: Privatise | None, pay: Callable[[int], None] | None) -> None:
+        self.accepts = inner.accepts
+        self._inner = inner
+        self._privatise = privatise
+        self._pay = pay
+
+    def handle(self, message: Message) -> Message | None:
+        return self._inner.handle(message)
+
+    def bind(self, model: RoundModel) -> None:
+        if self._pay is not None:
+            self._pay(model.round_index)
+        self._inner.bind(model)
+
+    def finish(self, upload: Upload) -> Message:
+        return self._inner.finish(upload if self._privatise is None else self._privatise(upload))
+
+
 class MaskUploader:
-    """The client's half of ring masks, after noise if there is any.
+    """The client's half of ring masks.
 
     Masks and signatures are bound to what the client was sent to train on: the clipping norm and the model.
     """
@@ -45,14 +70,10 @@ class MaskUploader:
         self,
         masks: MaskClient,
         keys: KeyRing,
-        privatise: Privatise | None = None,
         set_norm: Callable[[float], None] | None = None,
-        pay: Callable[[int], None] | None = None,
     ) -> None:
         self._masks = masks
         self._keys = keys
-        self._privatise = privatise
-        self._pay = pay
         self._set_norm = set_norm
         self._norm: ClipNorm | None = None
         self._context = b""
@@ -78,12 +99,7 @@ class MaskUploader:
         return None
 
     def bind(self, model: RoundModel) -> None:
-        """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on.
-
-        Under noise the round is paid for now: an error while training would be an answer too.
-        """
-        if self._pay is not None:
-            self._pay(model.round_index)
+        """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on."""
         norm, self._norm = self._norm, None
         if norm is None and self._set_norm is None:
             self._context = digest(model)
@@ -105,7 +121,7 @@ class MaskUploader:
         self._context = digest(norm, model)
 
     def finish(self, upload: Upload) -> Message:
-        return self._masks.mask(self._privatise(upload) if self._privatise is not None else upload, self._context)
+        return self._masks.mask(upload, self._context)
 
     def _receive_shares(self, message: RoutedShares) -> Message | None:
         try:
