@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pydantic import (
     BaseModel,
     Field,
-    ModelWrapValidatorHandler,
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
@@ -25,6 +24,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.functional_validators import ModelWrapValidatorHandler  # where pydantic 2.7 has it
 from pydantic_core import to_json
 
 from bilateral.arguments import checked
