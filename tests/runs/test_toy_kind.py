@@ -5,6 +5,7 @@ An audit too: an experiment says which plans it is for, and a kind says by itsel
 
 import json
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 from tests.cli.conftest import bilateral  # noqa: F401 (a fixture)
@@ -104,7 +105,7 @@ class CountingKind:
         return CountingPlan(**values)
 
     def dump(self, plan):
-        return f'kind = "counting"\ntarget = {plan.target}\n'
+        return f'kind = "{self.name}"\ntarget = {plan.target}\n'
 
     def outline(self, plan):
         return Outline("numbers", "abacus", plan.target, "count", "counting")
@@ -124,6 +125,21 @@ class CountingKind:
 
     def site(self, name, plan, around):
         raise PlanError("Everybody counts here.")
+
+
+@dataclass(frozen=True)
+class TabledPlan(CountingPlan):
+    """Of a kind in the table, where this module stands for its folder."""
+
+
+class TabledKind(CountingKind):
+    name, plan = "tabled", TabledPlan
+
+    def parse(self, values, source):
+        return TabledPlan(**values)
+
+
+KIND = TabledKind()
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +179,19 @@ def test_a_file_in_the_directory_stops_the_run(tmp_path, counting):
         counting, CountingPlan(), output=tmp_path / "out", on_progress=lambda _: directory.request_stop()
     )
     assert (stopped.count, stopped.finished) == (2, False)
+
+
+def test_a_kind_of_the_package_needs_its_line_in_the_table_and_no_command(bilateral, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setattr(kinds, "_TABLE", MappingProxyType({**kinds._TABLE, "tabled": __name__}))
+    (tmp_path / "plan.toml").write_text('kind = "tabled"\ntarget = 3\n')
+    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet")
+    assert (first.code, first.json) == (0, {"count": 3, "finished": True, "output": "out"})
+    assert bilateral("run", "--resume", "out", "--json", "--quiet").json == first.json
+    watched = bilateral("watch", "out", "--json").json
+    assert (watched["kind"], watched["state"], watched["round"]) == ("tabled", "finished", 3)
+    audited = bilateral("audit", "plan.toml", "--effort", "smoke", "--workers", 1, "--json", "--quiet", "--output", "a")
+    assert audited.code == 0
+    assert {row["verdict"] for row in audited.json["verdicts"] if row["claimed_by"] == OWN} == {"not tested"}
 
 
 def test_a_checkpoint_of_another_plan_is_refused(tmp_path, counting):

@@ -15,13 +15,13 @@ from rich.markup import escape
 
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.engine.here import run_here
-from bilateral.engine.kind import RunKind, is_of_table, read_any
+from bilateral.engine.kind import RunKind, has_own_command, read_any
 from bilateral.engine.term import IN_PROCESS
 
 
 def from_outside(plan: Path | None) -> tuple[RunKind[Any], Any] | None:
-    """The kind and the plan of a file, if no command was written for them: the kind was registered."""
-    if plan is None or not plan.exists() or is_of_table(plan):
+    """The kind and the plan of a file, if no command was written for them."""
+    if plan is None or not plan.exists() or has_own_command(plan):
         return None
     return read_any(plan)
 

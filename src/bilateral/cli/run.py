@@ -156,7 +156,7 @@ def run_command(
 
 
 def _other_kind(plan: Path | None, resume: Path | None) -> tuple[RunKind[Any], Any] | None:
-    """The kind and the plan, if they are not for this command: what was registered, or any kind that is resumed."""
+    """The kind and the plan, if they are not for this command: one without a command, or any kind that is resumed."""
     if resume is not None:
         found = RunDirectory.open(resume, plan_at)[1]
         kind = kind_of_plan(found)

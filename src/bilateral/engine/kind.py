@@ -295,10 +295,13 @@ def kind_of(values: Mapping[str, Any]) -> RunKind[Any]:
     return kind_named(HETERO if sections & {"clients", "queries", "retraining"} else ROUNDS)
 
 
-def is_of_table(path: Path) -> bool:
-    """Is a plan file of a kind of this package, as far as can be seen without opening what it is about?"""
+def has_own_command(path: Path) -> bool:
+    """Is a plan file of a kind that a command was written for, as far as can be seen without opening more of it?
+
+    Other kinds of the table, and those that were registered, are run by `bilateral run PLAN` as they are.
+    """
     try:
-        return parse_toml(path.read_text(encoding="utf-8")).get("kind", ROUNDS) in _TABLE
+        return parse_toml(path.read_text(encoding="utf-8")).get("kind", ROUNDS) in (ROUNDS, HETERO)
     except (ValueError, OSError, TypeError):
         return True
 
