@@ -248,9 +248,9 @@ def test_a_clock_that_is_behind_is_no_silence(status_of):
 
 
 def test_a_run_that_has_told_nothing_is_starting_and_then_silent(directory):
-    now = datetime.now(UTC)
-    assert read_run(directory).state is RunState.STARTING
-    assert read_run(directory, now + timedelta(hours=1)).state is RunState.SILENT
+    made = datetime.fromtimestamp((directory / "plan.toml").stat().st_mtime, UTC)
+    assert read_run(directory, made + timedelta(seconds=1)).state is RunState.STARTING
+    assert read_run(directory, made + timedelta(hours=1)).state is RunState.SILENT
     assert read_run(directory).num_rounds == RunPlan().training.rounds
 
 

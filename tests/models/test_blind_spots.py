@@ -180,6 +180,23 @@ def test_a_buffer_in_a_float64_model_is_accepted():
     assert inspect(model, torch.zeros(1, *IMAGE)).num_outputs == 3
 
 
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (lambda m, x: torch.lerp(x, m.k, 0.3), "`lerp`.*no rule for it"),
+        (lambda m, x: torch.where(m.k > 1, x, m.k), "`where`.*no rule for it"),
+        (lambda m, x: x * m.k.type_as(x), "`type_as`.*called on a constant"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_call_with_a_constant_that_torch_takes_is_not_refused_for_its_shape(use, reason, dtype):
+    """Which it was, since the walk had the constant in another precision or on another device."""
+    model = images(use, k=CONSTANT).to(dtype)
+    assert model(torch.randn(2, *IMAGE, dtype=dtype)).shape == (2, 3)
+    with pytest.raises(UnsupportedLayerError, match=reason):
+        inspect(model, torch.zeros(1, *IMAGE))
+
+
 def test_a_constant_of_another_shape_is_refused_with_a_typed_error():
     model = Net(
         lambda m, x: m.head(torch.clamp(m.c(x), min=m.k).mean((2, 3))),

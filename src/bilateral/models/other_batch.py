@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -54,7 +55,19 @@ class OtherBatch:
 
 
 def run_call(node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
-    """The call itself, on meta tensors."""
+    """The call itself, on meta tensors. Constants that are indices or masks keep their values where torch lets them."""
+    try:
+        return _run_call(node, module, args, kwargs)
+    except Exception:  # torch raises many types; among them that a mask is not where the activation is
+        on_meta = map_aggregate((args, kwargs), lambda a: a.to("meta") if isinstance(a, Tensor) else a)
+        if all(tensor.is_meta for tensor in _tensors((args, kwargs))):
+            raise
+        with suppress(Exception):
+            return _run_call(node, module, *on_meta)
+        raise
+
+
+def _run_call(node: fx.Node, module: nn.Module | None, args: Any, kwargs: Any) -> Any:
     with torch.no_grad():
         if module is not None:
             return module(*args, **kwargs)

@@ -152,6 +152,11 @@ class _Walker:
         except BilateralError:
             raise
         except Exception as error:  # a form of the call that torch accepts and the rule does not
+            if args and isinstance(args[0], Tensor):
+                raise site.refuse(
+                    "it is called on a constant and not on an activation",
+                    "Make the constant ready where the model is built (a buffer), or replace the call.",
+                ) from error
             raise site.refuse(
                 f"there is no rule for this form of the call ({error})",
                 "Call it with plain positional arguments, or replace it.",
