@@ -6,6 +6,7 @@ Everything is in float64 and compared with autograd on the user's own module, in
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from dataclasses import dataclass
 
@@ -194,8 +195,10 @@ def test_programs_are_recovered_exactly_or_refused_by_what_they_have(part):
 
 
 @pytest.mark.long
-def test_two_thousand_programs_are_recovered_exactly_or_refused_by_what_they_have():
+def test_two_thousand_programs_are_recovered_exactly_or_refused_by_what_they_have(capsys):
     kinds = expect_no_fault(range(1000, 3000))
+    with capsys.disabled():
+        print(json.dumps(kinds, indent=1))  # noqa: T201 (figures to report)
     assert kinds["accepted"] >= 1200, kinds
     assert kinds["hidden"] >= 900, kinds
     assert kinds["ill-conditioned"] + kinds["too large"] <= 100, kinds
