@@ -133,6 +133,15 @@ def build(models: Any, name: str) -> tuple[nn.Module, int]:
     return model, side
 
 
+def mobilenet_v3_small(num_outputs: int) -> nn.Module:
+    """For training: `bilateral compare --model torchvision_families:mobilenet_v3_small`, in this folder.
+
+    Without dropout, whose masks fall on channels that changed places.
+    """
+    model: nn.Module = import_models().mobilenet_v3_small(num_classes=num_outputs, dropout=0.0)
+    return model
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
