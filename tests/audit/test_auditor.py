@@ -181,6 +181,22 @@ def test_clients_that_die_in_a_simulation_cost_the_attacker_no_trial():
     assert context_of(plan, "smoke", None).plan == plan.with_settings({"federation.dropout": 0.0})
 
 
+def test_comparisons_are_audited_as_the_plan_says_unless_told_otherwise(monkeypatch):
+    seen = []
+
+    def run(context):
+        seen.append(context.style.name)
+        return [evidence("activations", 0.5)]
+
+    know(monkeypatch, Experiment("one", "one", ("activations",), lambda plan, guarantee: "", run))
+    cases = [("sealed", None, "sealed"), ("hardened", None, "hardened"), ("hardened", "sealed", "sealed")]
+    for style, told, expected in cases:
+        result = audit(HeteroPlan(style=style), style=told, save=False, num_workers=1)
+        assert result.style == expected
+        assert seen.pop() == expected
+        assert ("activations" in {claim.subject for claim in result.guarantee.claims}) == (expected == "sealed")
+
+
 def test_only_the_experiments_asked_for_are_done(counted):
     result = audit(RunPlan(), num_workers=1, save=False, only=["function"])
     assert counted.ran == ["function"]

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from bilateral.learning.hetero.client import HeteroClient
+from bilateral.runs.hetero.plan import load_hetero_plan
 
 QUICK = (
     "--answers", "plain", "--clients", 3, "--models", "mlp-3,lenet", "--samples", 20, "--queries", 24,
@@ -34,6 +35,15 @@ def test_hetero_tells_a_person_the_gain_and_that_plain_answers_hide_nothing(bila
         assert words in outcome.out
     assert "100/100" in outcome.err  # progress without a terminal is lines on standard error
     assert json.loads((tmp_path / "out" / "result.json").read_text())["finished"]
+
+
+def test_who_compares_is_an_option_and_is_kept_in_the_plan(bilateral, tmp_path):
+    assert bilateral("hetero", "--style", "hardened", "--write-plan", "plan.toml").code == 0
+    assert load_hetero_plan(tmp_path / "plan.toml").style == "hardened"
+    wrong = bilateral("hetero", "--style", "open")
+    assert wrong.code == 2
+    assert "style" in wrong.err
+    assert "sealed" in wrong.err
 
 
 def test_a_written_plan_can_be_run_and_resumed(bilateral):

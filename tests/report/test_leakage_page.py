@@ -235,6 +235,13 @@ def test_the_command_of_a_heterogeneous_plan_says_so():
     plan = HeteroPlan().model_dump(mode="json")
     assert set(plan) != set(RunPlan.model_fields)
     assert command_for(replace(audit_of([]), plan=plan), "out") == "bilateral audit --hetero --output out"
+    audited = replace(audit_of([]), plan=plan, style="published")
+    assert command_for(audited, "out") == "bilateral audit --hetero --style published --output out"
+    plan = HeteroPlan(style="hardened").model_dump(mode="json")
+    audited = replace(audit_of([]), plan=plan, style="hardened")
+    assert command_for(audited, "out") == "bilateral audit --hetero --set style=hardened --output out"
+    audited = replace(audited, style="sealed")  # not as the plan says
+    assert command_for(audited, "out") == "bilateral audit --hetero --style sealed --set style=hardened --output out"
 
 
 def test_the_command_of_a_plan_with_a_section_of_its_own_is_one_of_rounds():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
@@ -32,9 +32,9 @@ from bilateral.errors import CheckpointError, PlanError
 from bilateral.protections import registry as protection_registry
 from bilateral.protections.base import Protection
 from bilateral.protocols.guarantee import Claim, Guarantee, Leak
-from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES, StyleName
+from bilateral.runs.hetero.plan import HeteroPlan
 
-StyleName = Literal["sealed", "hardened", "published"]
 NOT_ASKED = "not asked for"
 FAILED = "failed"
 NOTHING_THERE = "there is nothing in this plan that it could attack"
@@ -113,7 +113,7 @@ def audit(
     plan: AnyPlan,
     *,
     effort: EffortName = "standard",
-    style: StyleName = DEFAULT_STYLE.name,  # type: ignore[assignment]
+    style: StyleName | None = None,
     only: Sequence[str] = (),
     data_dir: str | Path | None = None,
     output: str | Path | None = None,
@@ -127,13 +127,14 @@ def audit(
 ) -> AuditResult:
     """Attack the plan.
 
-    `style`: how a heterogeneous plan compares activations; a run always uses `sealed`.
+    `style`: how a heterogeneous plan compares activations, if not as it says itself.
     `only`: names of experiments; the others are skipped, and what they would test is then not tested. `save` keeps
     every experiment's figures in `output` as it ends; `resume` goes on there. `on_evidence` is called with each
     experiment's evidence (with its pictures) as it comes in, `on_bug` with the traceback of one that crashed.
     `num_workers`: processes, by default one a core, at most two.
     """
     kind = kind_of_plan(plan)
+    style = style or (plan.style if isinstance(plan, HeteroPlan) else "sealed")
     context = context_of(plan, effort, None if data_dir is None else Path(data_dir), style=STYLES[style])
     guarantee = context.guarantee()
     chosen, skipped = _choose(experiments_for(plan), plan, guarantee, only)

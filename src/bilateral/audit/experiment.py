@@ -79,7 +79,7 @@ class HeteroContext:
     data_dir: Path | None = None
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None
     style: ComparisonStyle = DEFAULT_STYLE
-    """How activations are compared. A run always uses the sealed way; the others are there to be audited."""
+    """How activations are compared: as the plan says, or in another way that is to be audited."""
 
     def guarantee(self) -> Guarantee:
         plain = self.plan.answers == "plain"
@@ -113,15 +113,15 @@ def context_of(
     data_dir: Path | None,
     on_progress: Callable[[float, str], None] = lambda _fraction, _note: None,
     *,
-    style: ComparisonStyle = DEFAULT_STYLE,
+    style: ComparisonStyle | None = None,
 ) -> Context | HeteroContext | KindContext:
-    """What experiments on a plan of this kind are given.
+    """What experiments on a plan of this kind are given. `style`: instead of a heterogeneous plan's own.
 
     Simulated deaths are switched off: who is dead sends nothing, and only takes trials from the attacker. What the
     server learns where clients do die is an experiment of its own (`presence`), which lets them die by itself.
     """
     if isinstance(plan, HeteroPlan):
-        return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress, style)
+        return HeteroContext(plan, EFFORTS[effort], data_dir, on_progress, style or plan.comparisons)
     if isinstance(plan, RunPlan):
         return Context(plan.with_settings({"federation.dropout": 0.0}), EFFORTS[effort], data_dir, on_progress)
     return KindContext(plan, kind_of_plan(plan), EFFORTS[effort], data_dir, on_progress)

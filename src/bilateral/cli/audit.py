@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.auditor import AuditProgress, AuditResult, StyleName, audit, stored_plan, stored_result
+from bilateral.audit.auditor import AuditProgress, AuditResult, audit, stored_plan, stored_result
 from bilateral.audit.effort import EffortName
 from bilateral.audit.evidence import Evidence
 from bilateral.audit.experiment import AnyPlan
@@ -41,7 +41,7 @@ from bilateral.engine.kind import kind_of_plan
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
-from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
+from bilateral.protocols.share.gates.styles import StyleName
 from bilateral.report.audit_html import write_html
 from bilateral.report.audit_pictures import write_pictures
 from bilateral.report.audit_table import audit_tables
@@ -71,7 +71,8 @@ def audit_command(
     style: Annotated[
         str | None,
         typer.Option(
-            help="With --hetero: sealed (default), hardened, or published as in the paper.", show_default=False
+            help="With --hetero: sealed, hardened, or published as in the paper, if not as the plan says.",
+            show_default=False,
         ),
     ] = None,
     effort: Annotated[
@@ -166,7 +167,7 @@ def audit_command(
         result = audit(
             chosen,
             effort=effort or "standard",  # type: ignore[arg-type]
-            style=style or DEFAULT_STYLE.name,  # type: ignore[arg-type]
+            style=style,  # type: ignore[arg-type]
             only=only or (),
             data_dir=data_dir,
             output=resume or output,

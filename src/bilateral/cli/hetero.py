@@ -67,6 +67,14 @@ def hetero_command(
         str | None,
         typer.Option(help="secure (secret-shared), or plain: quick, hides nothing.", show_default=False),
     ] = None,
+    style: Annotated[
+        str | None,
+        typer.Option(
+            help="Who sees what of compared numbers: sealed (nobody, default), hardened (few rounds, for slow links; "
+            "blurred sizes), published.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = None,
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
@@ -117,6 +125,7 @@ def hetero_command(
         "queries.fraction": fraction,
         "iterations": iterations,
         "answers": answers,
+        "style": style,
         "seed": seed,
     }
     if resume is not None:

@@ -24,14 +24,14 @@ def command_for(result: AuditResult, output: str) -> str:
     changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
     words = [f"--set {shlex.quote(f'{key}={_setting(value)}')}" for key, value in changed]
     effort = [] if result.effort == "standard" else [f"--effort {result.effort}"]
-    style = [] if result.style == DEFAULT_STYLE.name else [f"--style {result.style}"]
+    style = [] if result.style == result.plan.get("style", DEFAULT_STYLE.name) else [f"--style {result.style}"]
     kind_of_plan = [] if is_run else ["--hetero", *style]
     only = [f"--only {name}" for name in result.only]
     return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
 
 
 def _has_all(result: AuditResult, plan: type[BaseModel]) -> bool:
-    return set(plan.model_fields) <= set(result.plan)
+    return set(plan().model_dump()) <= set(result.plan)
 
 
 def _setting(value: Any) -> str:

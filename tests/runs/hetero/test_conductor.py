@@ -87,6 +87,27 @@ def test_sums_at_the_sites_are_those_of_the_in_process_run_bit_for_bit(tmp_path)
     assert all(torch.equal(ours[name], expected[name]) for name in ours)
 
 
+@pytest.mark.parametrize("style", ["hardened", "published"])
+def test_who_asks_judges_at_the_sites_as_in_one_process_if_the_plan_says_so(tmp_path, style):
+    plan = SHORT.with_settings({"style": style})
+    here = run_hetero(plan, output=tmp_path / "here")
+    sites = HeteroLocalSites(plan, tmp_path / "there")
+    there = conduct(plan, tmp_path / "there", sites)
+    judged = {site for site, kind, _ in sites.replies if kind == "BlindedValues"}
+    assert judged == set(plan.clients.names)
+    assert comparable(there) == comparable(here)
+    assert 5 in {leak["ledger_line"] for leak in there.as_dict()["guarantee"]["leaks"]}
+    expected = load_checkpoint(tmp_path / "here" / "checkpoint.safetensors").tensors
+    ours = networks(tmp_path / "there")
+    assert all(torch.equal(ours[name], expected[name]) for name in ours)
+
+
+def test_nobody_judges_unless_the_plan_says_so(tmp_path):
+    sites = HeteroLocalSites(SHORT, tmp_path / "run")
+    conduct(SHORT, tmp_path / "run", sites)
+    assert "BlindedValues" not in {kind for _, kind, _ in sites.replies}
+
+
 @pytest.mark.parametrize(
     ("kind", "nth", "replied", "stage"),
     [

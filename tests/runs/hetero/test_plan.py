@@ -4,6 +4,8 @@ import pytest
 
 from bilateral.engine.plan import HETEROGENEOUS, RunPlan, dump_plan, load_plan
 from bilateral.errors import PlanError
+from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, SEALED
+from bilateral.runs.hetero.parties import guarantee_of
 from bilateral.runs.hetero.plan import ONE_MODEL, HeteroPlan, dump_hetero_plan, load_hetero_plan, parse_hetero_plan
 
 
@@ -22,6 +24,26 @@ def test_a_plan_survives_its_toml(tmp_path):
 
 def test_answers_are_secure_unless_a_plan_says_otherwise():
     assert HeteroPlan().answers == "secure"
+
+
+def test_comparisons_are_sealed_unless_a_plan_says_otherwise(tmp_path):
+    assert HeteroPlan().comparisons is SEALED
+    assert 5 not in {leak.ledger_line for leak in guarantee_of(HeteroPlan()).leaks}
+    for style in (HARDENED, PUBLISHED):
+        plan = HeteroPlan(style=style.name)
+        assert plan.comparisons is style
+        assert 5 in {leak.ledger_line for leak in guarantee_of(plan).leaks}
+        path = tmp_path / f"{style.name}.toml"
+        path.write_text(dump_hetero_plan(plan))
+        assert load_hetero_plan(path) == plan
+
+
+def test_a_plan_with_sealed_comparisons_is_written_and_fingerprinted_as_before_there_was_the_setting():
+    plan = HeteroPlan(style="sealed")
+    assert "style" not in dump_hetero_plan(plan)
+    assert plan.digest() == HeteroPlan().digest() == "4780847583ef5893"
+    assert plan.with_settings({"style": "hardened"}).digest() != plan.digest()
+    assert plan.with_settings({"style": "hardened"}).with_settings({"style": "sealed"}) == plan
 
 
 def test_architectures_are_dealt_in_turn():
@@ -47,6 +69,7 @@ def test_architectures_of_one_name_are_told_apart_by_their_options():
         ({"trainings.epochs": 3}, "no plan section `trainings`"),
         ({"retraining.temperature": -1}, "retraining.temperature"),
         ({"seed": 2**63}, "seed"),
+        ({"style": "open"}, "style"),
     ],
 )
 def test_wrong_settings_are_named(settings, words):
@@ -75,7 +98,8 @@ def test_a_fraction_of_the_others_answers(number, fraction, expected):
 
 def test_plans_that_differ_after_the_training_share_its_digest():
     plan = HeteroPlan()
-    for settings in ({"queries.number": 9}, {"retraining.epochs": 1}, {"iterations": 2}, {"answers": "plain"}):
+    later = {"queries.number": 9, "retraining.epochs": 1, "iterations": 2, "answers": "plain", "style": "hardened"}
+    for settings in ({name: value} for name, value in later.items()):
         assert plan.with_settings(settings).training_digest() == plan.training_digest()
         assert plan.with_settings(settings).digest() != plan.digest()
     for settings in ({"seed": 1}, {"data.alpha": 3.0}, {"clients.number": 7}, {"training.epochs": 1}):

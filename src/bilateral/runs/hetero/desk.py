@@ -132,7 +132,8 @@ class HeteroSiteDesk(SiteEdge):
         self._keys.accept(roster)
         if set(roster.clients) != {SERVER, *self._plan.clients.names}:
             raise AuthenticationError(f"{self.name}: the roster has other parties than the plan and the server.")
-        self._protocol = self._protocol or _CheckedProtocol(PredictionClient(self._keys), self._plan)
+        if self._protocol is None:
+            self._protocol = _CheckedProtocol(PredictionClient(self._keys, self._plan.comparisons), self._plan)
         return Done()
 
     def _get_ready(self, iteration: int) -> QueriesReady:

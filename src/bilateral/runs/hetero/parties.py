@@ -121,6 +121,7 @@ def make_answers(plan: HeteroPlan, on_answered: Callable[[int], None] | None = N
     return SecureAnswers(
         plan.clients.names,
         randomness.child("term", term) if term else randomness,
+        plan.comparisons,
         on_answered=on_answered or (lambda _: None),
     )
 
@@ -136,4 +137,6 @@ def check_secure(plan: HeteroPlan) -> None:
 
 def guarantee_of(plan: HeteroPlan) -> Guarantee:
     """What the plan's way of asking hides, and what it does not."""
-    return Guarantee("plain answers", (), ()) if plan.answers == "plain" else guarantee(plan.num_answerers)
+    if plan.answers == "plain":
+        return Guarantee("plain answers", (), ())
+    return guarantee(plan.num_answerers, plan.comparisons)

@@ -3,7 +3,7 @@
     plan = HeteroPlan(queries=QueryPlan(pool="cutmix", number=500))
     plan = load_hetero_plan("plan.toml")
 
-The privacy setting is `answers`. Everything else decides what is learned.
+The privacy settings are `answers` and `style`. Everything else decides what is learned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from bilateral.engine.kind import HETERO
 from bilateral.engine.plan import ModelPlan
@@ -27,6 +34,7 @@ from bilateral.learning.hetero.settings import (
     RetrainingSettings,
     SelectionName,
 )
+from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES, ComparisonStyle, StyleName
 
 AnswersName = Literal["secure", "plain"]
 ONE_MODEL = OtherKind(
@@ -120,10 +128,15 @@ class RetrainingPlan(_Section):
 
 
 class HeteroPlan(_Section):
-    """Everything that decides a heterogeneous run. The same plan and seed give the same models on one machine."""
+    """Everything that decides a heterogeneous run. The same plan and seed give the same models on one machine.
+
+    `style`: how secure answers compare numbers (`gates/styles`), and so who sees what of them. It is written only where
+    it is not the default: all other plans are, to the byte, what they were before there was the setting.
+    """
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     answers: AnswersName = "secure"
+    style: StyleName = "sealed"
     iterations: int = Field(default=1, ge=1)
     data: HeteroDataPlan = HeteroDataPlan()
     clients: ClientsPlan = ClientsPlan()
@@ -143,6 +156,18 @@ class HeteroPlan(_Section):
                 "`queries.normalisation` softmax needs every answer in the clear: use scale, or set `answers` to plain"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _dump_style_if_it_is_another(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if values.get("style") == DEFAULT_STYLE.name:
+            del values["style"]
+        return values
+
+    @property
+    def comparisons(self) -> ComparisonStyle:
+        """How answers compare numbers, where they are secure."""
+        return STYLES[self.style]
 
     @property
     def num_answerers(self) -> int:

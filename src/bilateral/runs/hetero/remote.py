@@ -89,6 +89,7 @@ class ClientsAtSites:
         self._server = PredictionServer(
             ring,
             self._lines,
+            style=self._plan.comparisons,
             randomness=keys.sessions,
             on_answered=lambda count: self._on_answered(count),  # noqa: PLW0108 (it is another for every site)
         )

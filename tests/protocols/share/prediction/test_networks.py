@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 from tests.protocols.share.harness import QUERIER, Group, fill, queries_like, secret_and_plain
+from torch import nn
 
 from bilateral.errors import ProtocolError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.share.circuit.compiler import compile_model
-from bilateral.protocols.share.circuit.plaintext import predict, predict_in_batches
+from bilateral.protocols.share.circuit.plaintext import PlainArithmetic, linear_map, predict, predict_in_batches
 from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, SEALED
 from bilateral.protocols.share.prediction.messages import MaskedModel, ServerTurn
 
@@ -56,15 +58,43 @@ def test_secret_shared_logits_agree_with_plaintext_and_float(name, options):
     assert bool((secret.argmax(1) == expected.argmax(1)).all())
 
 
-@pytest.mark.parametrize(("name", "options"), [("vgg-7", {"width": 4}), ("lenet", {}), ("resnet-8", {"width": 4})])
-def test_every_style_gives_the_same_logits(name, options):
-    """Comparisons are exact in each of them; truncation rounds at random, so the bound is that of one of them."""
-    model, queries = network(name, **options), queries_like(SHAPE)
-    found = {}
-    for style in (SEALED, HARDENED, PUBLISHED):
-        found[style.name], plain, _ = secret_and_plain(model, queries, group=Group(style=style))
-        assert (found[style.name] - plain).abs().max() < TOLERANCE
-        assert (found[style.name] - found["sealed"]).abs().max() < TOLERANCE
+class LastUnits(PlainArithmetic):
+    """In place of numbers, how far two computations can be apart: each truncation is its number rounded up or down."""
+
+    def linear(self, index, step, source, x):
+        moved = linear_map(step, self.model.layers[index].weight.abs())(x)
+        return -(-moved >> self.model.circuit.values[source].fraction_bits) + 1
+        yield
+
+
+def furthest_apart(model):
+    """Of two logits, in float: what the last units of all truncations before them come to, at worst."""
+    return predict(model, torch.zeros(1, *model.circuit.input_shape), LastUnits(model))
+
+
+STYLED = {
+    "a layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU()),
+    "windows": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+    "two layers": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(784, 6)),
+    "lenet": lambda: network("lenet"),
+    "vgg-7": lambda: network("vgg-7", width=4),
+    "resnet-8": lambda: network("resnet-8", width=4),
+    "densenet": lambda: network("densenet", growth=4, layers=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", STYLED)
+def test_every_style_gives_the_same_logits_but_for_the_last_units_of_truncation(name):
+    """Comparisons are exact in each of them, so nothing else is left; behind one layer that is one unit of 2^-20."""
+    torch.manual_seed(0)
+    queries = queries_like(SHAPE, count=4)
+    model = compile_model(STYLED[name]().eval(), queries)
+    bound, plain = furthest_apart(model), predict(model, queries)
+    assert name not in ("a layer", "windows") or bool((bound == 2.0**-20).all())
+    found = [Group(style=style).predict(queries, model) for style in (SEALED, HARDENED, PUBLISHED)]
+    for one, other in itertools.combinations([*found, plain], 2):
+        assert bool(((one - other).abs() <= bound).all())
+        assert (one - other).abs().max() < TOLERANCE
 
 
 @pytest.fixture(scope="module")

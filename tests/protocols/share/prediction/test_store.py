@@ -17,6 +17,7 @@ from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.gates.styles import HARDENED, SEALED
+from bilateral.protocols.share.prediction import parties
 from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     Carries,
@@ -116,6 +117,49 @@ def test_fewer_queries_than_were_dealt_for_are_answered_and_use_the_batch_up(tmp
     assert (group.answer(queries) - expected(models, queries)).abs().max() < TOLERANCE
     with pytest.raises(ProtocolError, match="nothing more that was dealt"):
         group.answer(queries)
+
+
+def deal_in_batches(group, models, sizes):
+    """One session with each answering party, and a batch of each size for both."""
+    group.offer_all(models)
+    sessions = group.server.open_sessions(QUERIER, ANSWERERS)
+    group.clients[QUERIER].expect(sum(sizes))
+    for size in sizes:
+        group.server.deal_ahead(sessions, size)
+
+
+def online_rounds(group, queries):
+    before = group.server.traffic.rounds["online"]
+    answer = group.answer(queries)
+    return answer, group.server.traffic.rounds["online"] - before
+
+
+def test_batches_from_the_store_are_answered_side_by_side_and_share_their_rounds(tmp_path, models):
+    queries, (alone, together) = queries_like(SHAPE, count=6), (Keeping(tmp_path / name) for name in ("one", "many"))
+    deal_in_batches(alone, models, [6])
+    deal_in_batches(together, models, [1, 3, 2])
+    _, expected_rounds = online_rounds(alone, queries)
+    found, rounds = online_rounds(together, queries)
+    assert (found - expected(models, queries)).abs().max() < TOLERANCE
+    assert rounds == expected_rounds
+
+
+def test_no_more_of_the_store_is_computed_at_once_than_fits_in_memory(tmp_path, models, monkeypatch):
+    queries, group, done = queries_like(SHAPE, count=6), Keeping(tmp_path), []
+    deal_in_batches(group, models, [1, 3, 2])
+    monkeypatch.setattr(parties, "_queries_at_once", lambda sessions: 2)
+    group.server._on_answered = done.append
+    assert (group.answer(queries) - expected(models, queries)).abs().max() < TOLERANCE
+    assert done == [4, 2]
+
+
+def test_where_the_store_ends_the_queries_before_are_answered_and_the_rest_are_counted(tmp_path, models):
+    group, done = Keeping(tmp_path), []
+    deal_in_batches(group, models, [1, 3])
+    group.server._on_answered = done.append
+    with pytest.raises(ProtocolError, match="and 2 queries are left"):
+        group.answer(queries_like(SHAPE, count=6))
+    assert done == [4]
 
 
 def test_a_batch_is_used_once_also_by_another_process(tmp_path, models):

@@ -13,7 +13,9 @@ compute; `hardened` is for slow links, `published` for the audit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+StyleName = Literal["sealed", "hardened", "published"]
 
 
 @dataclass(frozen=True)

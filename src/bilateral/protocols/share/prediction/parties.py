@@ -369,24 +369,47 @@ class PredictionServer:
                 session.keep(batch)
 
     def answer_ahead(self, sessions: Sequence[HelpingSession], num_queries: int) -> None:
-        """Online only: so many queries, from what the store has. Each batch is used up when it is taken."""
-        left = num_queries
+        """Online only: so many queries, from what the store has. Each batch is used up when it is taken.
+
+        As many batches as fit in memory are answered together, so that they share their rounds.
+        """
+        left, at_once = num_queries, _queries_at_once(sessions)
         while left > 0:
-            waiting = [session.waiting for session in sessions]
-            if not all(waiting):
-                raise ProtocolError(
-                    f"The store has nothing more that was dealt for these sessions, and {left} queries are left.",
-                    remedy="Deal ahead for more queries, or ask fewer.",
-                )
-            bundle = [session.take(indices[0]) for session, indices in zip(sessions, waiting, strict=True)]
-            if len({batch.size for batch in bundle}) != 1:
-                raise ProtocolError(
-                    f"What waits for these sessions was dealt for {sorted({batch.size for batch in bundle})} queries.",
-                    remedy="Deal for all sessions that answer together at once.",
-                )
-            self.answer([bundle])
-            self._on_answered(min(left, bundle[0].size))
-            left -= bundle[0].size
+            bundles, missing = self._take(sessions, left, at_once)
+            if bundles:
+                self.answer(bundles)
+                self._on_answered(min(left, _num_queries(bundles)))
+                left -= _num_queries(bundles)
+            if missing is not None:
+                raise missing
+
+    def _take(
+        self, sessions: Sequence[HelpingSession], num_queries: int, at_once: int
+    ) -> tuple[list[list[HelpingBatch]], ProtocolError | None]:
+        """Batches from the store for so many queries, or for as many as are computed at once; why there are no more, if
+        there should be."""
+        bundles: list[list[HelpingBatch]] = []
+        while _num_queries(bundles) < min(num_queries, at_once):
+            try:
+                bundles.append(self._take_one(sessions, num_queries - _num_queries(bundles)))
+            except ProtocolError as error:  # what was taken before is used up: it is answered first
+                return bundles, error
+        return bundles, None
+
+    def _take_one(self, sessions: Sequence[HelpingSession], left: int) -> list[HelpingBatch]:
+        waiting = [session.waiting for session in sessions]
+        if not all(waiting):
+            raise ProtocolError(
+                f"The store has nothing more that was dealt for these sessions, and {left} queries are left.",
+                remedy="Deal ahead for more queries, or ask fewer.",
+            )
+        bundle = [session.take(indices[0]) for session, indices in zip(sessions, waiting, strict=True)]
+        if len({batch.size for batch in bundle}) != 1:
+            raise ProtocolError(
+                f"What waits for these sessions was dealt for {sorted({batch.size for batch in bundle})} queries.",
+                remedy="Deal for all sessions that answer together at once.",
+            )
+        return bundle
 
     def _the_store(self) -> CorrelationStore:
         if self._store is None:
@@ -399,8 +422,7 @@ class PredictionServer:
 
     def asking(self, sessions: Sequence[HelpingSession], num_queries: int) -> Asking:
         """So many queries that one client has, or will have. Nothing is dealt for them yet."""
-        size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
-        return Asking(tuple(sessions), deque(_parts(num_queries, max(1, _VALUES_AT_ONCE // size))))
+        return Asking(tuple(sessions), deque(_parts(num_queries, _queries_at_once(sessions))))
 
     def answer_all(self, asking: Asking, following: Asking | None = None) -> None:
         """Answer all these queries. While a part of them is computed, the next part is dealt for, or the first of
@@ -416,7 +438,7 @@ class PredictionServer:
             if ahead and dealing:
                 ahead.deal(done[len(online) :])
             self._deliver(part, done[: len(online)])
-            self._on_answered(sum(bundle[0].size for bundle in part))
+            self._on_answered(_num_queries(part))
 
     def close(self, sessions: Sequence[HelpingSession]) -> None:
         """Let both clients forget these sessions."""
@@ -479,6 +501,15 @@ def _deliver(batch: Sequence[HelpingBatch], shares: Sequence[Tensor]) -> Program
         total += share << (finest - session.circuit.output.fraction_bits)
     names, indices = tuple(session.session_id for session in sessions), tuple(part.index for part in batch)
     yield Request(sessions[0].querier, SummedLogits(names, indices, finest, total.cpu()))
+
+
+def _queries_at_once(sessions: Sequence[HelpingSession]) -> int:
+    size = sum(sum(value.size for value in session.circuit.values) for session in sessions)
+    return max(1, _VALUES_AT_ONCE // size)
+
+
+def _num_queries(bundles: Sequence[Sequence[HelpingBatch]]) -> int:
+    return sum(bundle[0].size for bundle in bundles)
 
 
 def batch_size(circuits: Sequence[Circuit]) -> int:
