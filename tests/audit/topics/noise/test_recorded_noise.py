@@ -14,7 +14,7 @@ from bilateral.audit.topics.registry import experiments_for
 from bilateral.audit.verdict import judge, judge_claims
 from bilateral.engine.plan import RunPlan
 from bilateral.learning.client import BatchSchedule
-from bilateral.learning.uploading import MaskUploader
+from bilateral.learning.uploading import PrivateUploader
 from bilateral.protections.sound import sides as sound_sides
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise import sound
@@ -60,13 +60,12 @@ def no_noise(monkeypatch):
 
 def forgotten_on_the_way_out(monkeypatch):
     """The clients have noise, and what they send has none."""
-    finish = MaskUploader.finish
 
     def without(self, upload):
-        self._privatise = None
-        return finish(self, replace(upload, terms=upload.terms.double()))
+        self._privatise(upload)
+        return self._inner.finish(replace(upload, terms=upload.terms.double()))
 
-    monkeypatch.setattr(MaskUploader, "finish", without)
+    monkeypatch.setattr(PrivateUploader, "finish", without)
 
 
 def shared_seed(monkeypatch):
