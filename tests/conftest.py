@@ -41,6 +41,20 @@ def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_refuse_the_network)
 
 
+_LONGEST_FIRST = ("tests/engine/flare/", "tests/audit/topics/", "tests/bench/")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under `--dist loadfile` pytest-xdist would put files with most tests first; those that take minutes have few."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)  # after pytest-randomly, whose order stays within each part
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes begin first, so that no worker waits for another's last one."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST_FIRST))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The directory of real public datasets; tests that need it are skipped where it is absent."""
