@@ -10,7 +10,7 @@ run: $(INSTALLED)
 	$(BIN)/bilateral run
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long

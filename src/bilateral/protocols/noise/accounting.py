@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 from bilateral.arguments import checked
@@ -257,7 +257,9 @@ def _round_event(noise_multiplier: float, sampling_rate: float) -> Any:
     return gaussian if sampling_rate == 1 else _library().PoissonSampledDpEvent(sampling_rate, gaussian)
 
 
+@lru_cache(maxsize=1024)
 def _epsilon(event: Any, delta: float, accountant: AccountantName) -> float:
+    """Kept: a tenth of a second or more each, and a run, its report and its audit ask for the same ones."""
     if accountant == "rdp":
         return _rdp_epsilon(event, delta)
     step = max(LOSS_STEP, _RELATIVE_LOSS_STEP * _rdp_epsilon(event, delta, orders=_FEW_ORDERS))
