@@ -21,9 +21,9 @@ settings.register_profile("steady", derandomize=True, database=None, **_NO_CLOCK
 settings.register_profile("search", **_NO_CLOCK)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-# Tests run in parallel processes: one thread each, for BLAS too, whose threads spin while they wait for each other. On two
-# busy cores a small fit by scikit-learn took 36 times the work that it takes with one. What is loaded by now is told,
-# what is loaded later, and the processes that tests start, read the environment.
+# Tests run in parallel processes: one thread each, for BLAS too, whose threads spin while they wait for each other. On
+# two busy cores a small fit by scikit-learn took 36 times the work that it takes with one. What is loaded by now is
+# told; what is loaded later, and the processes that tests start, read the environment.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 threadpool_limits(1)  # of threadpoolctl, which scikit-learn brings
