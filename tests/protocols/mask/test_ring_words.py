@@ -4,15 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from bilateral.errors import PlanError, ProtocolError, ThresholdError
-from bilateral.protocols.mask.client import MaskClient
-from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
-from bilateral.protocols.mask.ring_words import sum_of_words
-from bilateral.protocols.mask.server import MaskServer
-from bilateral.protocols.mask.settings import MaskSettings
-from bilateral.protocols.messages import Upload
-from bilateral.randomness import SeededRandomness
 from tests.protocols.mask.harness import (
     BEFORE_REVEAL,
     BEFORE_SHARES,
@@ -24,6 +15,15 @@ from tests.protocols.mask.harness import (
     key_rings,
     sent,
 )
+
+from bilateral.errors import PlanError, ProtocolError, ThresholdError
+from bilateral.protocols.mask.client import MaskClient
+from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
+from bilateral.protocols.mask.ring_words import sum_of_words
+from bilateral.protocols.mask.server import MaskServer
+from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.messages import Upload
+from bilateral.randomness import SeededRandomness
 
 
 def words_of(round_index, seed, *, terms=1, count=7, weight=None):
