@@ -135,7 +135,7 @@ class TrainingClient:
             return self._uploader.handle(message)
         if isinstance(message, RoundModel):
             self._uploader.bind(message)
-            reply = self._train(message)
+            reply: Message | None = self._train(message)
         else:
             reply = self.half.receive(message)
         return self._uploader.finish(reply) if isinstance(reply, Upload) else reply

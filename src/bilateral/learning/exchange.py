@@ -35,6 +35,13 @@ class Unusable(Message):
     reason: str
 
 
+@dataclass(frozen=True)
+class Unanswered(Message):
+    """Stands among the replies for one that was refused when it came: an incident already. It never travels."""
+
+    round_index: int
+
+
 class Enough(tuple[Message, ...]):
     """An empty packet that also says what to keep of the last reply: a large one that was used need not be kept."""
 
