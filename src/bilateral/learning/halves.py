@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilateral.learning.exchange import Exchange, Packet
 from bilateral.protocols.mask.messages import MaskOpening, Roster
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
+from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 
 
 class ServerHalf(Protocol):
@@ -45,11 +46,12 @@ class OpenedRound:
 class Preparation:
     """What a round's model needs before it goes down.
 
-    `packets`: for each client that goes on, the messages that precede the model. `without`: those that cannot, and why.
+    `packets`: for each client that goes on, the messages that precede the model. `incidents`: (client, why) of those that
+    cannot, or are why others cannot.
     """
 
     packets: Mapping[str, Packet]
-    without: Mapping[str, str] = field(default_factory=dict)
+    incidents: tuple[tuple[str, str], ...] = ()
 
 
 @runtime_checkable
@@ -65,6 +67,14 @@ class PreparingHalf(Protocol):
 
     def expect_finished(self, sender: str) -> None:
         """A `ProtocolError` for an upload that comes before its time: the upload is refused, and nothing else."""
+        ...
+
+
+class GradientCheck(Protocol):
+    """Tries before the first round whether what will be recovered is the gradient of plain training."""
+
+    def run(self, model: nn.Module) -> RecoveryReport:
+        """Raises `RecoveryError` if not. Changes nothing."""
         ...
 
 

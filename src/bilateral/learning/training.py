@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bilateral.errors import NumericalRangeError, OutOfRangeError, ProtocolError
 from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Enough, Exchange, Packet, Unanswered
-from bilateral.learning.halves import PreparingHalf, ServerHalf
+from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.modes import evaluating
 from bilateral.models.scale_graph import ScaleGraph
@@ -21,7 +21,6 @@ from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
@@ -39,15 +38,15 @@ class Training:
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
-    check: RecoveryCheck | None = None
-    """Of perturbation, before the first round."""
+    check: GradientCheck | None = None
+    """Before the first round."""
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum."""
 
     def check_recovery(self) -> RecoveryReport | None:
         """Try on the server's own inputs whether rounds would recover the gradient of plain training.
 
-        Raises `RecoveryError` if not. Changes nothing; None without perturbation.
+        Raises `RecoveryError` if not. Changes nothing; None where gradients are plain autograd's by themselves.
         """
         return self.check.run(self.model) if self.check is not None else None
 
@@ -97,7 +96,7 @@ class Training:
         told = self.aggregation.opened
         assert told is not None, "a half that prepares rounds is built under masks"
         prepared = self.server.prepare(told, tuple(opened), exchange)
-        self.aggregation.incidents.extend(Incident(round_index, *left_out) for left_out in prepared.without.items())
+        self.aggregation.incidents.extend(Incident(round_index, who, why) for who, why in prepared.incidents)
         return {name: (*opened[name], *packet) for name, packet in prepared.packets.items()}
 
     def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
