@@ -158,8 +158,10 @@ def conv2d_weight_gradient(delta: Tensor, x: Tensor, window: Window, *, path: Pa
 
 
 def _has_kernel(path: Path | None, device: torch.device) -> bool:
-    """Whether `gradient_kernels` does it. AMX would need copies of the images, one a tap: only who asks for it gets that
-    (on a machine with AMX neither was measured)."""
+    """Whether `gradient_kernels` does it. AMX would need copies of the images, one a tap: only who asks gets that.
+
+    On a machine with AMX neither was measured.
+    """
     if path == "kernel" or path is None:
         return device.type == "cpu" and find_spec("numba") is not None
     return path in ("avx512", "vector") and cpu_features.choose(path) == path
