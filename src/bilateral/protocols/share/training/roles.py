@@ -33,10 +33,10 @@ from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
 from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
-from bilateral.protocols.share.ring.arithmetic import LinearMap
+from bilateral.protocols.share.ring.arithmetic import LinearMap, prepare_linear
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.ring.training_maps import input_gradient_map, weight_gradient
+from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.training.terms import StepTerms
 
 Gate = Generator[Any, Any, Tensor]
@@ -77,6 +77,8 @@ class Role(ABC):
 
     def __init__(self, terms: StepTerms) -> None:
         self.terms = terms
+        self.delta_bits: dict[int, int] = {}
+        """Fraction bits of what comes back to each linear layer."""
         self._num_gates = 0
         self._watched: list[tuple[str, Tensor]] = []
 
@@ -186,7 +188,7 @@ class _Computing(Role):
         size = groups.shape[1]
         bits = from_words(self._common("signs", number).words(num_words(NUM_SUMS * size)), NUM_SUMS * size)
         signs = 2 * ((bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: NUM_SUMS * size].long() - 1
-        return _signs_map(signs.reshape(NUM_SUMS, size))(groups)
+        return prepare_linear(signs.reshape(NUM_SUMS, size), weight_bits=2)(groups)
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
         yield Tell(share)
@@ -221,12 +223,6 @@ class _Computing(Role):
 
     def next_bit_product(self, count: int) -> sealed.BitProduct:
         return self.bit_product(self._next_gate(), count)
-
-
-def _signs_map(signs: Tensor) -> LinearMap:
-    from bilateral.protocols.share.ring.arithmetic import prepare_linear  # noqa: PLC0415
-
-    return prepare_linear(signs, weight_bits=2)
 
 
 @dataclass(frozen=True, repr=False)
@@ -458,7 +454,7 @@ class Dealing(Role):
         self._seeds = seeds
         self.dealt: list[Tensor] = []
         self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
-        self.watched_sizes: list[tuple[str, int]] = []
+        self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
         self._weights: dict[int, Tensor] = {}
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
@@ -593,7 +589,7 @@ class Dealing(Role):
         return _nothing((len(groups), NUM_SUMS))
 
     def _limits(self) -> int:
-        self.watched_sizes = [(label, sums.numel()) for label, sums in self._watched]
+        self.watched_shapes = [(label, tuple(sums.shape)) for label, sums in self._watched]
         return 0
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:

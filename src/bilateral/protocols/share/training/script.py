@@ -24,13 +24,10 @@ from bilateral.protocols.share.circuit.description import (
     Concat,
     Conv,
     Dense,
-    Dropout,
-    LeakyRelu,
     MaxPool,
     Pair,
     Relu,
     Reshape,
-    Scale,
     Step,
 )
 from bilateral.protocols.share.circuit.walk import windows
@@ -38,6 +35,9 @@ from bilateral.protocols.share.training.loss import loss_delta
 from bilateral.protocols.share.training.roles import Bit, Dealing, Masked, Role
 from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
 
+class Dropout: pass
+class LeakyRelu: pass
+class Scale: pass
 Walk = Generator[Any, Any, Any]
 LARGEST: Final = 1 << (VALUE_BITS - 1)
 """Watched numbers are below this in size, so that differences of two of them can be compared."""
@@ -198,6 +198,7 @@ def _backward(
     needed = [source for source in made_by.sources if terms.needs_gradient[source]]
     if isinstance(made_by, Dense | Conv):
         layer = terms.number_of_layer[index]
+        role.delta_bits[layer] = delta.fraction_bits
         if needed or terms.trains[layer][0]:
             masked = yield from role.mask("delta mask", layer, delta.share)
         if any(terms.trains[layer]):
