@@ -85,12 +85,14 @@ class SealedCheck:
         """The gradient of the mean loss, flat."""
         own = set_training(copy.deepcopy(model).double(), self.network.graph.kept_in_evaluation)
         outputs = own(inputs.double())
-        if self.terms.loss == "ce":
-            F.cross_entropy(outputs, targets).backward()
-        else:
-            F.mse_loss(outputs, targets.double()).backward()
-        named = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in own.named_parameters()}
-        return self.network.graph.flatten(named, torch.float64)
+        lost = F.cross_entropy(outputs, targets) if self.terms.loss == "ce" else F.mse_loss(outputs, targets.double())
+        named = dict(own.named_parameters())
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        found = torch.autograd.grad(lost, list(trained.values()), allow_unused=True, materialize_grads=True)
+        gradients = dict(zip(trained, found, strict=True))
+        return self.network.graph.flatten(
+            {name: gradients.get(name, torch.zeros_like(parameter)) for name, parameter in named.items()}, torch.float64
+        )
 
     def _sealed(
         self, model: nn.Module, terms: StepTerms, inputs: Tensor, targets: Tensor, randomness: Randomness

@@ -40,7 +40,7 @@ class SealedNetwork:
 
     def first_model(self, model: nn.Module, terms: StepTerms) -> FirstModel:
         compiled = GraphCompiler(model, self.input_shape, MODULE_RULES, FUNCTION_RULES).run()
-        return FirstModel.of(terms, compiled.layers, {})
+        return FirstModel.of(terms, compiled.layers, {label: 1 << 52 for label, _ in terms.shape_of_step.watched})
 
     def gradient(self, model: nn.Module, terms: StepTerms, words: Tensor) -> Tensor:
         named = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.named_parameters()}

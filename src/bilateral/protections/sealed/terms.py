@@ -83,6 +83,8 @@ class SealedTerms:
     def digest(self) -> bytes:
         """Names these terms and no others."""
         trains = [[int(weight), int(bias)] for weight, bias in self.trains]
-        counts = [[name, count] for name, count in self.num_samples.items()]
-        facts = (self.circuit.to_json(), self.loss, trains, self.batch_size, counts)
-        return hashlib.sha256(injective("bilateral sealed terms v1", *facts)).digest()
+        names, counts = list(self.num_samples), list(self.num_samples.values())
+        facts = injective(
+            "bilateral sealed terms v1", self.circuit.to_json(), self.loss, trains, self.batch_size, names, counts
+        )
+        return hashlib.sha256(facts).digest()
