@@ -7,8 +7,8 @@ Values are fixed-point: a ring element `v` stands for `v / 2^fraction_bits / div
 division lives in these two numbers (a power of two in the first, anything else in the second, which the next linear
 layer's weights take in).
 
-A circuit that is trained has more kinds of steps (`TRAINING_KINDS`), and leaves nothing to the next layer: a value that is
-still to be divided is scaled at once (`Scale`).
+A circuit that is trained has more kinds of steps (`TRAINING_KINDS`), and leaves nothing to the next layer: a value that
+is still to be divided is scaled at once (`Scale`).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from bilateral.errors import ModelError, NumericalRangeError, UnsupportedLayerError
+from bilateral.models.modes import evaluating
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, AvgPool, Circuit, Step
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PrivateLayer
 from bilateral.protocols.share.ring import arithmetic as ring
@@ -111,7 +112,7 @@ class GraphCompiler:
         if sum(node.op == "placeholder" for node in traced.graph.nodes) != 1:
             raise ModelError(f"{type(self.model).__name__} has several inputs, or none.", remedy="Give it one.")
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), evaluating(traced), torch.random.fork_rng(devices=[]):
                 ShapeProp(traced).propagate(torch.zeros(TRACED_BATCH, *self.input_shape, dtype=torch.float64))
         except Exception as error:  # whatever the model's own code raises
             raise ModelError(

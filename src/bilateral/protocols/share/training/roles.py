@@ -42,8 +42,8 @@ from bilateral.protocols.share.training.terms import StepTerms
 Gate = Generator[Any, Any, Tensor]
 GROUP: Final = 4096
 """So many numbers are added up, with random signs, to be watched together."""
-NUM_SUMS: Final = 40
-"""Random sums of each group: one number beyond its limit is missed with probability 2^-40."""
+NUM_SUMS: Final = 64
+"""Random sums of each group (`bounds` has what they show)."""
 _SUM_BITS: Final = 60
 """Sums of numbers that a truncation gave are below 2^(44 + 12), whatever happened before it."""
 _DEALER_PIECE: Final = torch.device("meta")
@@ -130,12 +130,7 @@ class Role(ABC):
 
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
-        flat = x.transpose(0, 1).reshape(-1) if x.dim() > 1 else x
-        group = min(GROUP, flat.numel())
-        missing = -flat.numel() % group
-        if missing:
-            flat = torch.cat([flat, flat.new_zeros(missing)])
-        self._watched.append((label, self._sums(flat.reshape(-1, group), len(self._watched)).reshape(-1)))
+        self._watched.append((label, self._sums(in_groups(x, GROUP), len(self._watched)).reshape(-1)))
 
     @abstractmethod
     def _sums(self, groups: Tensor, number: int) -> Tensor:
@@ -614,6 +609,16 @@ class _DealtBit(Bit):
         self.role.deal_bit_product(value.numel(), self.betas)
         return value
         yield
+
+
+def in_groups(x: Tensor, size: int) -> Tensor:
+    """Channel by channel, so that one lies in few groups; zeros fill up the last."""
+    flat = x.transpose(0, 1).reshape(-1)
+    group = min(size, flat.numel())
+    missing = -flat.numel() % group
+    if missing:
+        flat = torch.cat([flat, flat.new_zeros(missing)])
+    return flat.reshape(-1, group)
 
 
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError
@@ -21,13 +20,17 @@ from bilateral.protocols.share.circuit.description import (
     VALUE_BITS,
     Add,
     AvgPool,
+    ChannelDropout,
     Concat,
     Conv,
     Dense,
+    Dropout,
+    LeakyRelu,
     MaxPool,
     Pair,
     Relu,
     Reshape,
+    Scale,
     Step,
 )
 from bilateral.protocols.share.circuit.walk import windows
@@ -35,12 +38,11 @@ from bilateral.protocols.share.training.loss import loss_delta
 from bilateral.protocols.share.training.roles import Bit, Dealing, Masked, Role
 from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
 
-class Dropout: pass
-class LeakyRelu: pass
-class Scale: pass
 Walk = Generator[Any, Any, Any]
 LARGEST: Final = 1 << (VALUE_BITS - 1)
-"""Watched numbers are below this in size, so that differences of two of them can be compared."""
+"""Compared numbers are below this in size, so that differences of two of them can be compared."""
+DELTA_BITS: Final = 22
+"""Fraction bits of what goes back through a layer: it is smaller than what comes forward."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,8 +133,9 @@ def _forward(role: Role, tape: _Tape, index: int) -> Walk:
             return x.reshape(len(x), *made_by.shape)
         case Scale():
             return (yield from role.truncate(x * made_by.factor, FRACTION_BITS))
-        case Dropout():
-            kept = tape.kept[index] = role.kept(index, x.shape, made_by.threshold)
+        case Dropout() | ChannelDropout():
+            shape = (*x.shape[:2], 1, 1) if isinstance(made_by, ChannelDropout) else tuple(x.shape)
+            kept = tape.kept[index] = role.kept(index, shape, made_by.threshold)
             return (yield from role.truncate(x * kept * made_by.factor, FRACTION_BITS))
         case _:
             raise TypeError(f"no step: {made_by!r}")
@@ -204,9 +207,10 @@ def _backward(
         if any(terms.trains[layer]):
             masked_deltas[layer] = (masked if terms.trains[layer][0] else Masked(delta.share), delta)
         if needed:
-            back = yield from role.apply_transposed(layer, masked, delta.fraction_bits)
+            shift = delta.fraction_bits + FRACTION_BITS - DELTA_BITS
+            back = yield from role.apply_transposed(layer, masked, shift)
             role.watch(f"delta {layer}", back)
-            _add(deltas, needed[0], Delta(back, FRACTION_BITS))
+            _add(deltas, needed[0], Delta(back, DELTA_BITS))
         return
     if not needed:
         return
@@ -230,14 +234,15 @@ def _through(role: Role, tape: _Tape, index: int, delta: Delta) -> Walk:
         case MaxPool():
             return Delta((yield from _max_pool_back(made_by, tape.bits.pop(index), share, shape)), bits)
         case AvgPool():
-            twos = math.prod(made_by.kernel).bit_length() - 1
-            places = [share] * math.prod(made_by.kernel)
+            count = math.prod(made_by.kernel)
+            twos = (count & -count).bit_length() - 1
+            places = [share] * count
             return Delta(_scatter(places, made_by.kernel, made_by.stride, made_by.padding, shape), bits + twos)
         case Reshape():
             return Delta(share.reshape(len(share), *shape), bits)
         case Scale():
             return Delta((yield from role.truncate(share * made_by.factor, FRACTION_BITS)), bits)
-        case Dropout():
+        case Dropout() | ChannelDropout():
             kept = tape.kept.pop(index)
             return Delta((yield from role.truncate(share * kept * made_by.factor, FRACTION_BITS)), bits)
         case _:
@@ -301,7 +306,6 @@ def _gradients(role: Role, tape: _Tape, masked_deltas: dict[int, tuple[Masked, D
         source = terms.source_values[layer]
         if weight:
             found.append((yield from role.gradient(layer, source, tape.masked[source], masked)).reshape(-1))
-            role.watch(f"gradient {layer}", found[-1])
         if bias:
             found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
     return torch.cat(found)
