@@ -46,8 +46,8 @@ class OpenedRound:
 class Preparation:
     """What a round's model needs before it goes down.
 
-    `packets`: for each client that goes on, the messages that precede the model. `incidents`: (client, why) of those that
-    cannot, or are why others cannot.
+    `packets`: for each client that goes on, the messages that precede the model. `incidents`: (client, why) of those
+    that cannot, or are why others cannot.
     """
 
     packets: Mapping[str, Packet]

@@ -8,7 +8,7 @@ shows, and numbers that would leave their range. The run's own random streams ar
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bilateral.errors import NumericalRangeError, RecoveryError
 from bilateral.models.modes import set_training
-from bilateral.protections.sealed.network import SealedNetwork
+from bilateral.protections.sealed.network import SealedNetwork, without_dropout
 from bilateral.protections.sealed.terms import SealedTerms
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.share.gates.talk import Speaker
@@ -44,7 +44,12 @@ class SealedCheck:
     def run(self, model: nn.Module) -> RecoveryReport:
         """Raises `RecoveryError` where the sealed gradient is not plain autograd's."""
         if self.network.drops:
-            return RecoveryReport(0.0, "", "nothing: a network with dropout draws another one each time")
+            still = without_dropout(model)
+            network = SealedNetwork.of(still, self.network.graph, tuple(self.examples.shape[1:]))
+            if network.drops:
+                return RecoveryReport(0.0, "", "nothing: a function of the network drops")
+            terms = replace(self.terms, circuit=network.circuit)
+            return SealedCheck(network, terms, self.examples).run(still)
         reports = [self._attempt(model, 0)]
         if reports[0].error <= LIMIT:
             return reports[0]
@@ -98,7 +103,9 @@ class SealedCheck:
         self, model: nn.Module, terms: StepTerms, inputs: Tensor, targets: Tensor, randomness: Randomness
     ) -> Tensor:
         with_first, with_second, common = (randomness.child("seed", n).random_bytes(32) for n in range(3))
-        first = FirstParty(terms, self.network.first_model(model, terms), with_first, common)
+        through = self.network.through_front(self.network.front_state(model), inputs)
+        known = self.network.with_limits(self.network.first_model(model, terms), terms, through, num_clients=1)
+        first = FirstParty(terms, known, with_first, common)
         second = SecondParty(
             terms,
             first.masked_weights(),
@@ -108,7 +115,6 @@ class SealedCheck:
             first="the check",
             dealer="the check",
         )
-        through = self.network.through_front(self.network.front_parameters(model), inputs)
         try:
             words = _run_together(Speaker(first.work(), "second"), Speaker(second.work(through, targets), "first"))
         except NumericalRangeError as error:

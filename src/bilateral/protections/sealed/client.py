@@ -115,7 +115,7 @@ class SealedClient:
             )
         if weight != self._terms.num_samples[self.name]:
             raise DataError(f"{self.name} told {self._terms.num_samples[self.name]} samples, and has {weight}.")
-        inputs = self._network.through_front(message.parameters, inputs)
+        inputs = self._network.through_front(message.front, inputs)
         step.weight = weight
         step.speaker = Speaker(step.party.work(inputs, targets), SERVER)
         return self._go_on(step, step.speaker, step.parts)

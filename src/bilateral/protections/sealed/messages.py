@@ -53,9 +53,11 @@ class SealedWeights(Message):
 
 @dataclass(frozen=True)
 class SealedModel(RoundModel):
-    """The same to all clients. `parameters`: of the public front part, if the network has one."""
+    """The same to all clients. `parameters` are none; `front` is what the network's public front part holds, if it has
+    one: clients compute it in the clear."""
 
     terms: bytes
+    front: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from torch import nn
@@ -32,6 +33,8 @@ from bilateral.protections.traits import Traits
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
 
+LINE_OF_REFUSALS: Final = 11
+"""Of the ledger: sizes that masks tell. Ring words have no range to refuse."""
 SEALED: Final = "sealed"
 """What plans call it."""
 
@@ -82,36 +85,22 @@ class Sealed(ModelProtection):
         return sealed_guarantee(around.named_dealer)
 
     def make_server(self, around: Groundwork, model: nn.Module) -> SealedServer:
-        network = SealedNetwork.of(around.model, around.graph, around.problem)
-        randomness = around.secrets.stream("sealed server")
-        return SealedServer(model, network, _terms(around, network), around.named_dealer, randomness)
+        return _Built.of(around).server(model)
 
     def make_client(self, basis: ClientBasis) -> SealedClient:
         raise NotImplementedError("a client of sealed training knows who else takes part: `sides` makes it")
 
     def sides(self, around: Groundwork) -> Sides:
-        network = SealedNetwork.of(around.model, around.graph, around.problem)
-        terms = _terms(around, network)
-        dealer, secrets = around.named_dealer, around.secrets
-
-        def make_server(model: nn.Module) -> SealedServer:
-            return SealedServer(model, network, terms, dealer, secrets.stream("sealed server"))
-
-        def make_client(seat: Seat) -> ClientParts:
-            half = SealedClient(seat.name, network, terms, dealer, secrets.stream("dealing"))
-            return ClientParts(half, around.batch_schedule(seat), opened=half.opened)
-
-        def make_dealer(keys: KeyRing) -> SealedDealer:
-            return SealedDealer(keys, terms, secrets.stream("dealing"))
-
+        built = _Built.of(around)
         return Sides(
-            make_server,
-            make_client,
-            UploadShape(1, terms.gradient_words, 0),
+            built.server,
+            built.client,
+            UploadShape(1, built.terms.gradient_words, 0),
             (self.guarantee(around),),
-            check=SealedCheck(network, terms, around.problem.examples),
+            covers=frozenset({LINE_OF_REFUSALS}),
+            check=SealedCheck(built.network, built.terms, around.problem.examples),
             words=True,
-            helpers={} if dealer is None else {dealer: make_dealer},
+            helpers={} if built.dealer is None else {built.dealer: built.named_dealer},
         )
 
     def warnings(self, plan: Plan) -> Iterator[str]:
@@ -122,6 +111,32 @@ class Sealed(ModelProtection):
         )
 
 
-def _terms(around: Groundwork, network: SealedNetwork) -> SealedTerms:
-    counts = dict(zip(around.names, around.sample_counts, strict=True))
-    return SealedTerms(network.circuit, around.problem.loss, network.trains, around.plan.training.batch_size, counts)
+@dataclass(frozen=True, repr=False)
+class _Built:
+    """What all parties compute alike, and each from it."""
+
+    around: Groundwork
+    network: SealedNetwork
+    terms: SealedTerms
+
+    @classmethod
+    def of(cls, around: Groundwork) -> _Built:
+        network = SealedNetwork.of(around.model, around.graph, around.problem.input_shape)
+        counts = dict(zip(around.names, around.sample_counts, strict=True))
+        loss, batch_size = around.problem.loss, around.plan.training.batch_size
+        return cls(around, network, SealedTerms(network.circuit, loss, network.trains, batch_size, counts))
+
+    @property
+    def dealer(self) -> str | None:
+        return self.around.named_dealer
+
+    def server(self, model: nn.Module) -> SealedServer:
+        randomness, examples = self.around.secrets.stream("sealed server"), self.around.problem.examples
+        return SealedServer(model, self.network, self.terms, self.dealer, randomness, examples)
+
+    def client(self, seat: Seat) -> ClientParts:
+        half = SealedClient(seat.name, self.network, self.terms, self.dealer, self.around.secrets.stream("dealing"))
+        return ClientParts(half, self.around.batch_schedule(seat), opened=half.opened)
+
+    def named_dealer(self, keys: KeyRing) -> SealedDealer:
+        return SealedDealer(keys, self.terms, self.around.secrets.stream("dealing"))

@@ -39,6 +39,7 @@ from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.share.gates.talk import Speaker
 from bilateral.protocols.share.training.parties import FirstParty
 from bilateral.protocols.share.training.roles import FirstModel
+from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.randomness import Randomness
 
 
@@ -49,6 +50,23 @@ class _Step:
     dealer: str
     speaker: Speaker[Tensor]
     number: int = 0
+
+
+class _Beginning:
+    """What the server has in the clear in a round: one model, with limits for each size of step."""
+
+    def __init__(
+        self, network: SealedNetwork, model: nn.Module, terms: SealedTerms, examples: Tensor, num_clients: int
+    ) -> None:
+        self._network, self._num_clients = network, num_clients
+        self._first = network.first_model(model, terms.whole)
+        self._through = network.through_front(network.front_state(model), examples)
+        self._known: dict[bytes, FirstModel] = {}
+
+    def model_for(self, step: StepTerms) -> FirstModel:
+        if step.digest not in self._known:
+            self._known[step.digest] = self._network.with_limits(self._first, step, self._through, self._num_clients)
+        return self._known[step.digest]
 
 
 @dataclass(repr=False)
@@ -66,12 +84,20 @@ class _ForClient:
 
 
 class SealedServer:
-    """`dealer`: a named party that deals for all; None where participants deal for each other."""
+    """`dealer`: a named party that deals for all; None where participants deal for each other. `examples`: a few inputs
+    of the server's own, by which it sizes its limits."""
 
     def __init__(
-        self, model: nn.Module, network: SealedNetwork, terms: SealedTerms, dealer: str | None, randomness: Randomness
+        self,
+        model: nn.Module,
+        network: SealedNetwork,
+        terms: SealedTerms,
+        dealer: str | None,
+        randomness: Randomness,
+        examples: Tensor,
     ) -> None:
         self._model = model
+        self._examples = examples
         self._network = network
         self._terms = terms
         self._dealer = dealer
@@ -79,7 +105,7 @@ class SealedServer:
         self._round = _Round()
 
     def start_round(self, round_index: int) -> SealedModel:
-        return SealedModel(round_index, self._network.front_parameters(self._model), self._terms.digest)
+        return SealedModel(round_index, torch.zeros(0), self._terms.digest, self._network.front_state(self._model))
 
     def prepare(self, opened: OpenedRound, names: tuple[str, ...], exchange: Exchange) -> Preparation:
         """Clients whose dealer is gone, or deals what cannot be used, are out of the round."""
@@ -97,11 +123,11 @@ class SealedServer:
         ]
         dealt, refused = self._ask_dealers(opened, asked, exchange)
         without += refused
-        model = self._network.first_model(self._model, self._terms.whole)
         packets: dict[str, Packet] = {}
+        begin = _Beginning(self._network, self._model, self._terms, self._examples, len(dealt))
         for name in names:
             if name in dealt:
-                packets[name] = (self._begin(name, index, dealt[name], model),)
+                packets[name] = (self._begin(name, index, dealt[name], begin.model_for(self._terms.step(name, index))),)
         return Preparation(packets, tuple(without))
 
     def answer(self, sender: str, message: Message) -> SealedTurnReply:

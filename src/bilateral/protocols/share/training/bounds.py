@@ -109,9 +109,7 @@ def _holds(
     return follow(terms, layers, _limits(terms, group_norms, margin), num_clients) is None
 
 
-def follow(
-    terms: StepTerms, layers: Sequence[PrivateLayer], limits: dict[str, int], num_clients: int
-) -> str | None:
+def follow(terms: StepTerms, layers: Sequence[PrivateLayer], limits: dict[str, int], num_clients: int) -> str | None:
     """None if numbers within these limits never leave their range; else which might, and where."""
     try:
         _Follower(terms, layers, limits, num_clients).run()

@@ -116,5 +116,3 @@ def _encode_targets(terms: StepTerms, targets: Tensor) -> Tensor:
             remedy="Normalise the targets.",
         )
     return ring.encode(targets, FRACTION_BITS)
-
-

@@ -182,7 +182,9 @@ class _Computing(Role):
     def _sums(self, groups: Tensor, number: int) -> Tensor:
         size = groups.shape[1]
         bits = from_words(self._common("signs", number).words(num_words(NUM_SUMS * size)), NUM_SUMS * size)
-        signs = 2 * ((bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: NUM_SUMS * size].long() - 1
+        signs = (
+            2 * ((bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: NUM_SUMS * size].long() - 1
+        )
         return prepare_linear(signs.reshape(NUM_SUMS, size), weight_bits=2)(groups)
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
