@@ -172,7 +172,6 @@ class Compared:
         own = self.own
         return planes.select(self.y, self.bits, own.beta, own.r_beta, own.r, self.is_first)
 
-
     def bit_share(self) -> Tensor:
         """An additive share of the bit [x >= 0], flat. No message."""
         opened = planes.spread(self.bits, len(self.y))

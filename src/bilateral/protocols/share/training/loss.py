@@ -15,8 +15,7 @@ within 2^-12 of the softmax of the outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -113,5 +112,3 @@ def num_factors(num_classes: int) -> int:
     """So many of (1 + e)(1 + e^2)(1 + e^4) ... leave an error of 2^-20, for the largest e there can be."""
     largest = (num_classes - 1) / (num_classes + 1)
     return max(1, math.ceil(math.log2(math.log(_INVERSE_ERROR) / math.log(largest)))) if largest > 0 else 1
-
-
