@@ -1,5 +1,7 @@
 """Transposes of linear maps, and gradients of their weights, equal what Python's integers give modulo 2^64."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -119,6 +121,31 @@ def test_large_layers_agree_with_torch_and_are_transposes_of_each_other(path, wi
     assert torch.equal(gradient, gradients.conv2d_weight_gradient(delta, x, window, path="torch"))
     transposed = gradients.prepare_conv2d_transpose(weight, window, size, path=path)(delta)
     assert torch.equal((transposed * x).sum(), inner)
+
+
+@quick
+@given(convolutions())
+def test_both_ways_to_transpose_a_convolution_agree(case):
+    """Whichever an image of this size would get."""
+    delta, x, window, seed = case
+    window = dataclasses.replace(window, stride=(1, 1), groups=1)
+    size = tuple(x.shape[2:])
+    delta = elements((2, 3, *window.output_size(*size)), 64, seed)
+    weight = elements((3, 2, *window.kernel), 64, seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for waste in (1e9, 1e-9):
+            patch.setattr(gradients, "WASTE", waste)
+            found.append(gradients.prepare_conv2d_transpose(weight, window, size)(delta))
+    assert torch.equal(*found)
+
+
+def test_large_batches_are_added_up_in_parts(monkeypatch):
+    window = Window((5, 5), (1, 1), (0, 0), (1, 1), 1)
+    delta, weight = elements((7, 6, 8, 8), 64, 1), elements((6, 4, 5, 5), 64, 2)
+    expected = gradients.prepare_conv2d_transpose(weight, window, (12, 12))(delta)
+    monkeypatch.setattr(gradients, "COLUMN_WORDS", 2 * 100 * 64)
+    assert torch.equal(gradients.prepare_conv2d_transpose(weight, window, (12, 12))(delta), expected)
 
 
 def test_two_threads_give_what_one_gives():

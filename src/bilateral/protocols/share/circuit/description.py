@@ -63,6 +63,11 @@ class Value:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def is_whole(self) -> bool:
+        """No average that is still to be divided."""
+        return self.divisor == 1 and self.fraction_bits == FRACTION_BITS
+
 
 @dataclass(frozen=True)
 class Step(ABC):
@@ -206,7 +211,7 @@ class LeakyRelu(Step):
 
 @dataclass(frozen=True)
 class Scale(Step):
-    """Times `factor` (in units of 2^-20), truncated by 20 bits: what an average still had to be divided by."""
+    """Times `factor` (in units of 2^-20), truncated to 20 fraction bits: what an average still had to be divided by."""
 
     kind: ClassVar[str] = "scale"
     factor: int
@@ -222,7 +227,11 @@ class Scale(Step):
             error << _SCALE_ERROR_BITS <= 1 << FACTOR_BITS,
             f"{self.factor} units of 2^-20 do not divide by {x.divisor} within 2^-{_SCALE_ERROR_BITS}",
         )
-        return Value(x.shape, x.fraction_bits)
+        return Value(x.shape, FRACTION_BITS)
+
+    def shift(self, source: Value) -> int:
+        """So many bits are cut off after the product."""
+        return FACTOR_BITS + source.fraction_bits - FRACTION_BITS
 
 
 @dataclass(frozen=True)
@@ -376,9 +385,9 @@ class Circuit:
     def expect_trainable(self) -> None:
         """Refuse a circuit whose values are still to be divided by something (`ModelError`)."""
         for step in self.steps:
-            scaled = isinstance(step, Scale) or all(self.values[source].divisor == 1 for source in step.sources)
+            scaled = isinstance(step, Scale) or all(self.values[source].is_whole for source in step.sources)
             _require(scaled, f"{step.kind} reads an average that was not scaled")
-        _require(self.output.divisor == 1, "the output is an average that was not scaled")
+        _require(self.output.is_whole, "the output is an average that was not scaled")
 
     def to_json(self) -> str:
         return self._json

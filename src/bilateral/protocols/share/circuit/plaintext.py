@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import (
-    FACTOR_BITS,
     FRACTION_BITS,
     ChannelDropout,
     Circuit,
@@ -103,8 +102,8 @@ class PlainArithmetic:
         return x.clamp_min(0)
         yield
 
-    def scaled(self, x: Tensor, factor: int) -> Walk:
-        return (x * factor + (1 << (FACTOR_BITS - 1))) >> FACTOR_BITS
+    def scaled(self, x: Tensor, factor: int, shift: int) -> Walk:
+        return (x * factor + (1 << (shift - 1))) >> shift
         yield
 
     def dropped(self, step: Dropout | ChannelDropout, x: Tensor) -> Walk:

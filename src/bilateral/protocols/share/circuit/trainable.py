@@ -145,8 +145,8 @@ class _TrainingCompiler(GraphCompiler):
 
     def append_average(self, step: AvgPool) -> int:
         value = self.append(step)
-        divisor = Circuit(self.input_shape, tuple(self.steps)).output.divisor
-        return value if divisor == 1 else self.append(Scale.of(value, divisor))
+        averaged = Circuit(self.input_shape, tuple(self.steps)).output
+        return value if averaged.is_whole else self.append(Scale.of(value, averaged.divisor))
 
 
 def _check_agreement(model: nn.Module, trainable: TrainableModel, input_shape: tuple[int, ...]) -> None:

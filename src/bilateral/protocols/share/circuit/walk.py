@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import (
+    FACTOR_BITS,
     Add,
     AvgPool,
     ChannelDropout,
@@ -55,8 +56,8 @@ class Arithmetic(Protocol):
 class TrainedArithmetic(Arithmetic, Protocol):
     """Of a circuit that is trained: it has steps that nobody predicts on shares."""
 
-    def scaled(self, x: Tensor, factor: int) -> Walk:
-        """x times a public factor in units of 2^-20, truncated by as many bits."""
+    def scaled(self, x: Tensor, factor: int, shift: int) -> Walk:
+        """x times a public whole number, truncated by so many bits."""
         ...
 
     def dropped(self, step: Dropout | ChannelDropout, x: Tensor) -> Walk:
@@ -91,7 +92,7 @@ def walk(circuit: Circuit, x: Tensor, arithmetic: Arithmetic) -> Walk:
             case _:
                 if not isinstance(arithmetic, TrainedArithmetic):
                     raise TypeError(f"no step: {step!r}")
-                result = yield from _trained(step, inputs[0], described[0].fraction_bits, arithmetic)
+                result = yield from _trained(step, inputs[0], described[0], arithmetic)
         values.append(result)
         for source in step.sources:
             if circuit.last_uses[source] == index:
@@ -99,13 +100,13 @@ def walk(circuit: Circuit, x: Tensor, arithmetic: Arithmetic) -> Walk:
     return _held(values, -1)
 
 
-def _trained(step: Step, x: Tensor, fraction_bits: int, arithmetic: TrainedArithmetic) -> Walk:
+def _trained(step: Step, x: Tensor, source: Value, arithmetic: TrainedArithmetic) -> Walk:
     match step:
         case LeakyRelu():
-            positive = yield from arithmetic.positive_part(x, fraction_bits)
-            return positive + (yield from arithmetic.scaled(x - positive, step.slope))
+            positive = yield from arithmetic.positive_part(x, source.fraction_bits)
+            return positive + (yield from arithmetic.scaled(x - positive, step.slope, FACTOR_BITS))
         case Scale():
-            return (yield from arithmetic.scaled(x, step.factor))
+            return (yield from arithmetic.scaled(x, step.factor, step.shift(source)))
         case Dropout() | ChannelDropout():
             return (yield from arithmetic.dropped(step, x))
         case _:

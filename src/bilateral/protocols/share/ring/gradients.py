@@ -22,6 +22,10 @@ from bilateral.protocols.share.ring.window import Window
 
 UNFOLDED_WORDS: Final = 1 << 24
 """Of copies of the images, one a tap, at once; where there is no kernel of our own for it."""
+COLUMN_WORDS: Final = 1 << 18
+"""Of products that are added up at once: they stay in the caches."""
+WASTE: Final = 1.5
+"""So many times the pixels of delta, and most of a convolution over all of the image's would be products with zeros."""
 
 
 def prepare_linear_transpose(weight: Tensor, *, weight_bits: int = WORD_BITS, path: Path | None = None) -> LinearMap:
@@ -40,8 +44,11 @@ def prepare_conv2d_transpose(
     """`delta (batch, out, h', w') -> (batch, in, h, w)`: the transpose of the convolution of images of this `size`.
 
     Pixels whose distance is a multiple of the stride see the same taps of the window: for each such set of pixels, a
-    convolution with those taps, of stride 1. So a stride costs no products with zeros.
+    convolution with those taps, of stride 1. So a stride costs no products with zeros. Where delta is much smaller than
+    the images, most of the zeros are around it: then a product for every tap, and sums (`_Columns`).
     """
+    if _is_much_smaller(window, size):
+        return _Columns(weight, window, size, weight_bits, path)
     outputs, channels = weight.shape[0], weight.shape[1]
     grouped = weight.reshape(window.groups, outputs // window.groups, *weight.shape[1:])
     turned = grouped.transpose(1, 2).reshape(window.groups * channels, -1, *window.kernel)
@@ -61,6 +68,48 @@ def prepare_conv2d_transpose(
             )
             parts.append((line, column, apply))
     return _Conv2dTranspose(parts, (outputs, *window.output_size(*size)), (len(turned), *size), window.stride)
+
+
+def _is_much_smaller(window: Window, size: tuple[int, int]) -> bool:
+    """Whether sums in memory cost less than products with zeros (measured)."""
+    pixels = math.prod(window.output_size(*size))
+    return window.groups == 1 and window.stride == (1, 1) and math.prod(size) > WASTE * pixels > 0
+
+
+class _Columns:
+    """All products of delta with a tap's weights, then added up where the taps lie."""
+
+    def __init__(
+        self, weight: Tensor, window: Window, size: tuple[int, int], weight_bits: int, path: Path | None
+    ) -> None:
+        self._window, self._size, self._shape = window, size, (weight.shape[0], *window.output_size(*size))
+        self._channels = weight.shape[1]
+        rows = weight.flatten(1).t().contiguous()[:, :, None, None]
+        self._multiply = prepare_conv2d(rows, stride=(1, 1), padding=(0, 0), weight_bits=weight_bits, path=path)
+        self._at_once = max(1, COLUMN_WORDS // (len(rows) * math.prod(self._shape[1:])))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _check_delta(x, self._shape)
+        (height, width), (top, left) = self._size, self._window.padding
+        found = x.new_zeros((len(x), self._channels, height + 2 * top, width + 2 * left))
+        for first in range(0, len(x), self._at_once):
+            self._add(x[first : first + self._at_once], found[first : first + self._at_once])
+        return found[:, :, top : top + height, left : left + width].contiguous()
+
+    def _add(self, x: Tensor, found: Tensor) -> None:
+        kernel, dilation, (height, width) = self._window.kernel, self._window.dilation, self._shape[1:]
+        products = self._multiply(x).reshape(len(x), self._channels, *kernel, height, width)
+        for u in range(kernel[0]):
+            for v in range(kernel[1]):
+                down, along = u * dilation[0], v * dilation[1]
+                found[:, :, down : down + height, along : along + width] += products[:, :, u, v]
+
+
+def _check_delta(x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.dtype != torch.int64 or tuple(x.shape[1:]) != shape:
+        raise ProtocolError(
+            f"Expected int64 of shape (any, {', '.join(map(str, shape))}), got {x.dtype} of shape {tuple(x.shape)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -110,11 +159,7 @@ class _Conv2dTranspose:
         self._parts, self._source_shape, self._shape, self._stride = parts, source_shape, shape, stride
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.int64 or tuple(x.shape[1:]) != self._source_shape:
-            raise ProtocolError(
-                f"Expected int64 of shape (any, {', '.join(map(str, self._source_shape))}), "
-                f"got {x.dtype} of shape {tuple(x.shape)}."
-            )
+        _check_delta(x, self._source_shape)
         if self._stride == (1, 1):
             ((line, column, apply),) = self._parts
             return apply(self._cut(x, line, column))

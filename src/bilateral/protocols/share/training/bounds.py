@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError
@@ -40,15 +39,13 @@ from bilateral.protocols.share.circuit.description import (
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.roles import GROUP
-from bilateral.protocols.share.training.script import DELTA_BITS, LARGEST
-from bilateral.protocols.share.training.terms import ONE, StepTerms
+from bilateral.protocols.share.training.script import DELTA_BITS, LARGEST, SPREAD_BITS
+from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
 
 PRODUCT_BITS: Final = 62
 """Truncation is exact below this."""
-INPUT_ROOT_MEAN_SQUARE: Final = 16.0
-"""The second party refuses its own batch where a channel's is larger: `encode_batch`."""
-LEAST_MARGIN: Final = 10.0
-"""Limits are at least this many times what the first party's own examples show: random sums go up to five."""
+LEAST_MARGIN: Final = 6.0
+"""Limits are at least this many times the norms that the first party's own examples show: random sums go up to five."""
 _MOST_MARGIN: Final = 2.0**24
 
 
@@ -71,7 +68,8 @@ def limits_for(
 ) -> dict[str, int]:
     """Limits in units of the last place, as far above `group_norms` as the network allows, all by one factor.
 
-    `group_norms`: of the first party's own examples, for a batch of this size (`examples_for`).
+    `group_norms`: what the first party expects of a batch of this size (`sizing`). `num_clients`: whose gradients are
+    added up in the ring.
     """
     if not _holds(terms, layers, group_norms, LEAST_MARGIN, num_clients):
         raise NumericalRangeError(
@@ -133,9 +131,9 @@ class _Follower:
         self._delta_bits: dict[int, int] = {}
 
     def run(self) -> None:
-        values = [self._input()]
+        values = [self._as_watched(0, self._input())]
         for index in range(len(self._terms.circuit.steps)):
-            values.append(self._forward(index, values))
+            values.append(self._as_watched(index + 1, self._forward(index, values)))
         last = len(self._terms.circuit.steps)
         self._deltas[last] = self._watched("loss", self._terms.circuit.output, FRACTION_BITS)
         self._delta_bits[last] = FRACTION_BITS
@@ -149,21 +147,23 @@ class _Follower:
         return Bound(float(self._terms.circuit.largest_input), INPUT_ROOT_MEAN_SQUARE * pixels)
 
     def _watched(self, label: str, value: Value, bits: int) -> Bound:
-        """A channel lies in so many groups, each of a norm below twice the limit."""
+        """A channel lies in so many groups (`in_groups`), each of a norm below twice the limit."""
         limit = self._limits[label] / 2.0**bits
-        channel = self._terms.batch_size * _pixels(value)
-        total = channel * value.shape[0]
-        groups = 1 if total <= GROUP else -(-channel // GROUP) + 1
+        groups = -(-self._terms.batch_size * _pixels(value) // GROUP)
         return Bound(limit, 2 * limit * math.sqrt(groups))
+
+    def _as_watched(self, value: int, bound: Bound) -> Bound:
+        described = self._terms.circuit.values[value]
+        if (label := f"value {value}") not in self._limits:
+            return bound
+        seen = self._watched(label, described, described.fraction_bits)
+        return Bound(min(bound.largest, seen.largest), min(bound.norm, seen.norm))
 
     def _forward(self, index: int, values: list[Bound]) -> Bound:
         terms = self._terms
         made_by, value = terms.circuit.steps[index], terms.circuit.values[index + 1]
         source = made_by.sources[0]
         x, read = values[source], terms.circuit.values[source]
-        if (label := f"value {source}") in self._limits:
-            seen = self._watched(label, read, read.fraction_bits)
-            x = Bound(min(x.largest, seen.largest), min(x.norm, seen.norm))
         match made_by:
             case Dense() | Conv():
                 layer = terms.number_of_layer[index]
@@ -205,7 +205,7 @@ class _Follower:
                 case AvgPool():
                     count = math.prod(made_by.kernel)
                     shrunk = delta.times(_overlap(made_by) / count, _overlap(made_by) / math.sqrt(count))
-                    self._add(source, shrunk, bits + (count & -count).bit_length() - 1)
+                    self._add(source, shrunk, max(bits, min(SPREAD_BITS, bits + (count & -count).bit_length() - 1)))
                 case Reshape():
                     given = terms.circuit.values[index + 1]
                     self._add(source, delta.times(1.0, math.sqrt(max(1.0, given.shape[0] / read.shape[0]))), bits)

@@ -15,8 +15,7 @@ within 2^-12 of the softmax of the outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor

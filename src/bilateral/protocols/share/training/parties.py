@@ -20,7 +20,7 @@ from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.training.loss import SOFTMAX_BITS
 from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Second, weight_masks
 from bilateral.protocols.share.training.script import run, step
-from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, StepTerms
 
 
 def deal(terms: StepTerms, with_first: bytes, with_second: bytes) -> tuple[Tensor, ...]:
@@ -94,6 +94,12 @@ def encode_batch(terms: StepTerms, inputs: Tensor, targets: Tensor) -> tuple[Ten
     if not largest <= terms.circuit.largest_input:
         raise NumericalRangeError(
             f"An input is {largest:.3g}; sealed training takes inputs up to {terms.circuit.largest_input}.",
+            remedy="Normalise the inputs.",
+        )
+    channels = inputs.double().transpose(0, 1).flatten(1)
+    if float(channels.square().mean(1).max()) > INPUT_ROOT_MEAN_SQUARE**2:
+        raise NumericalRangeError(
+            f"A channel of the inputs has a root mean square above {INPUT_ROOT_MEAN_SQUARE:.0f}.",
             remedy="Normalise the inputs.",
         )
     return ring.encode(inputs, FRACTION_BITS), _encode_targets(terms, targets)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.training.roles import GROUP, Bit, FirstModel, Gate, Masked, Role, in_groups
+from bilateral.protocols.share.training.roles import Bit, FirstModel, Gate, Masked, Role, in_groups
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import StepTerms
 
@@ -73,7 +73,7 @@ class Plain(Role):
         yield
 
     def watch(self, label: str, x: Tensor) -> None:
-        self.group_norms[label] = float(in_groups(x, GROUP).double().norm(dim=1).max())
+        self.group_norms[label] = float(in_groups(x).double().norm(dim=1).max())
 
     def _sums(self, groups: Tensor, number: int) -> Tensor:
         raise AssertionError("nothing is summed in the clear")

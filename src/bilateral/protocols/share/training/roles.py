@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.errors import MalformedMessageError
-from bilateral.protocols.share.circuit.description import Linear
+from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
 from bilateral.protocols.share.gates.expected import expect_tensor
@@ -36,7 +37,6 @@ from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.arithmetic import LinearMap, prepare_linear
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.training.terms import StepTerms
 
 Gate = Generator[Any, Any, Tensor]
@@ -130,7 +130,7 @@ class Role(ABC):
 
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
-        self._watched.append((label, self._sums(in_groups(x, GROUP), len(self._watched)).reshape(-1)))
+        self._watched.append((label, self._sums(in_groups(x), len(self._watched)).reshape(-1)))
 
     @abstractmethod
     def _sums(self, groups: Tensor, number: int) -> Tensor:
@@ -581,12 +581,15 @@ class Dealing(Role):
         return _nothing(shape)
         yield
 
+    def watch(self, label: str, x: Tensor) -> None:
+        self.watched_shapes.append((label, tuple(x.shape[1:])))
+        super().watch(label, x)
+
     def _sums(self, groups: Tensor, number: int) -> Tensor:
         del number
         return _nothing((len(groups), NUM_SUMS))
 
     def _limits(self) -> int:
-        self.watched_shapes = [(label, tuple(sums.shape)) for label, sums in self._watched]
         return 0
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
@@ -613,14 +616,21 @@ class _DealtBit(Bit):
         yield
 
 
-def in_groups(x: Tensor, size: int) -> Tensor:
-    """Channel by channel, so that one lies in few groups; zeros fill up the last."""
-    flat = x.transpose(0, 1).reshape(-1)
-    group = min(size, flat.numel())
-    missing = -flat.numel() % group
-    if missing:
-        flat = torch.cat([flat, flat.new_zeros(missing)])
-    return flat.reshape(-1, group)
+def group_size(channels: int, length: int) -> int:
+    """Of channels of so many numbers. A large channel has groups of its own, small ones share theirs as a whole."""
+    if length >= GROUP // 2:
+        return min(GROUP, length)
+    return min(channels, GROUP // length) * length
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """A row a group; zeros fill up the last."""
+    channels = x.transpose(0, 1).reshape(x.shape[1], -1)
+    size = group_size(*channels.shape)
+    if size <= channels.shape[1]:
+        return F.pad(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
+    together = size // channels.shape[1]
+    return F.pad(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
 
 
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:

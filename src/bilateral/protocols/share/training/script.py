@@ -36,13 +36,15 @@ from bilateral.protocols.share.circuit.description import (
 from bilateral.protocols.share.circuit.walk import windows
 from bilateral.protocols.share.training.loss import loss_delta
 from bilateral.protocols.share.training.roles import Bit, Dealing, Masked, Role
-from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
+from bilateral.protocols.share.training.terms import ONE, GradientPart, StepShape, StepTerms
 
 Walk = Generator[Any, Any, Any]
 LARGEST: Final = 1 << (VALUE_BITS - 1)
 """Compared numbers are below this in size, so that differences of two of them can be compared."""
 DELTA_BITS: Final = 22
 """Fraction bits of what goes back through a layer: it is smaller than what comes forward."""
+SPREAD_BITS: Final = 24
+"""At most so many of what an average sends back to each of its places: it is smaller still."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +134,12 @@ def _forward(role: Role, tape: _Tape, index: int) -> Walk:
         case Reshape():
             return x.reshape(len(x), *made_by.shape)
         case Scale():
-            return (yield from role.truncate(x * made_by.factor, FRACTION_BITS))
+            if made_by.factor == ONE:
+                found = yield from role.truncate(x, described.fraction_bits - FRACTION_BITS)
+            else:
+                found = yield from role.truncate(x * made_by.factor, made_by.shift(described))
+            role.watch(f"value {index + 1}", found)
+            return found
         case Dropout() | ChannelDropout():
             shape = (*x.shape[:2], 1, 1) if isinstance(made_by, ChannelDropout) else tuple(x.shape)
             kept = tape.kept[index] = role.kept(index, shape, made_by.threshold)
@@ -142,14 +149,22 @@ def _forward(role: Role, tape: _Tape, index: int) -> Walk:
 
 
 def _compare(role: Role, tape: _Tape, index: int, x: Tensor) -> Walk:
-    """The bit of a step's input, which is watched unless a linear layer gave it."""
+    """The bit of a step's input."""
     circuit = role.terms.circuit
     source = circuit.steps[index].sources[0]
-    if source == 0 or not isinstance(circuit.steps[source - 1], Dense | Conv):
-        role.watch(f"value {source}", x)
+    _watch_what_is_compared(role, source, x)
     bit = yield from role.compare(x, VALUE_BITS + circuit.values[source].fraction_bits)
     tape.bits[index] = [bit]
     return bit
+
+
+def _watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
+    """Unless it was watched as it came, or is no larger than what was."""
+    steps = role.terms.circuit.steps
+    while source and isinstance(steps[source - 1], Relu | LeakyRelu | MaxPool | Reshape):
+        (source,) = steps[source - 1].sources
+    if source == 0 or not isinstance(steps[source - 1], Dense | Conv | Scale):
+        role.watch(f"value {source}", x)
 
 
 def _leaky(role: Role, x: Tensor, positive: Tensor, slope: int) -> Walk:
@@ -177,8 +192,7 @@ def _max_pool(role: Role, tape: _Tape, index: int, x: Tensor) -> Walk:
     circuit = role.terms.circuit
     made_by, source = circuit.steps[index], circuit.steps[index].sources[0]
     assert isinstance(made_by, MaxPool)
-    if source == 0 or not isinstance(circuit.steps[source - 1], Dense | Conv | Relu):
-        role.watch(f"value {source}", x)
+    _watch_what_is_compared(role, source, x)
     bits = VALUE_BITS + circuit.values[source].fraction_bits
     candidates = torch.stack(windows(x, made_by.kernel, made_by.stride, made_by.padding), dim=1)
     found: list[Bit] = []
@@ -236,11 +250,16 @@ def _through(role: Role, tape: _Tape, index: int, delta: Delta) -> Walk:
         case AvgPool():
             count = math.prod(made_by.kernel)
             twos = (count & -count).bit_length() - 1
+            spare = bits + twos - SPREAD_BITS
+            if spare > 0:
+                share, bits = (yield from role.truncate(share, spare)), bits - spare
             places = [share] * count
             return Delta(_scatter(places, made_by.kernel, made_by.stride, made_by.padding, shape), bits + twos)
         case Reshape():
             return Delta(share.reshape(len(share), *shape), bits)
         case Scale():
+            if made_by.factor == ONE:
+                return delta
             return Delta((yield from role.truncate(share * made_by.factor, FRACTION_BITS)), bits)
         case Dropout() | ChannelDropout():
             kept = tape.kept.pop(index)

@@ -17,6 +17,8 @@ from bilateral.protocols.share.circuit.description import Circuit, Conv, Dense, 
 Loss = Literal["mse", "ce"]
 ONE: Final = 1 << 20
 """What a factor of 1 is, in the units of factors that are applied by a product and a truncation."""
+INPUT_ROOT_MEAN_SQUARE: Final = 16.0
+"""The second party refuses its own batch where a channel's is larger (`parties.encode_batch`)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class GradientPart:
 
 @dataclass(frozen=True)
 class StepShape:
-    """`dealt`: shapes and types of all that the second party is dealt, in order. `watched`: labels, in order."""
+    """`dealt`: shapes and types of all that the second party is dealt, in order. `watched`: labels, in order, each with
+    the shape of a sample's part."""
 
     parts: tuple[GradientPart, ...]
     dealt: tuple[tuple[Shape, torch.dtype], ...]
