@@ -297,7 +297,7 @@ def when(kind, wrong):
         (when(SealedWeights, lambda m: SealedTurnReply(0, 0, ())), "no step is under way"),
         (when(SealedTurnReply, lambda m: replace(m, round_index=5)), "no step is under way"),
         (when(SealedTurnReply, lambda m: replace(m, number=m.number + 1)), "expected turn"),
-        (when(SealedTurnReply, lambda m: replace(m, parts=m.parts[:-1] + (m.parts[-1][:-1],))), "Malformed message"),
+        (when(SealedTurnReply, lambda m: replace(m, parts=(*m.parts[:-1], m.parts[-1][:-1]))), "Malformed message"),
         (when(SealedTurnReply, lambda m: replace(m, parts=tuple(p.int() for p in m.parts))), "Malformed message"),
         (when(SealedTurnReply, lambda m: RangeLeft(0)), "which sealed training has not"),
     ],
