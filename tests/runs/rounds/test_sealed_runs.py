@@ -1,4 +1,4 @@
-"""Whole sealed runs in one process: resumed, with dropouts, by a named dealer, of some networks; and what is refused."""
+"""Whole sealed runs in one process: resumed, with dropouts, by a named dealer, of some networks; what is refused."""
 
 import json
 
