@@ -1,7 +1,7 @@
 """How far numbers may go, and how the first party's limits make sure that none goes farther without a word.
 
-What is watched (`Role.watch`) is cut into groups, and every group is added up `NUM_SUMS` times with random signs that were
-drawn after the numbers were determined. Each sum is compared with a limit T, in size. For a group x:
+What is watched (`Role.watch`) is cut into groups, and every group is added up `NUM_SUMS` times with random signs that
+were drawn after the numbers were determined. Each sum is compared with a limit T, in size. For a group x:
 
 - if |x_i| > T for some i, each sum is beyond T with probability 1/2 or more (flip that sign: one of the two is);
 - if its Euclidean norm is 2T or more, each sum is beyond T with probability 3/16 or more (Paley and Zygmund, with the
@@ -34,12 +34,11 @@ from bilateral.protocols.share.circuit.description import (
     Dropout,
     MaxPool,
     Reshape,
-    Scale,
     Value,
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.roles import GROUP
-from bilateral.protocols.share.training.script import DELTA_BITS, LARGEST, SPREAD_BITS
+from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST, SPREAD_BITS
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
 
 PRODUCT_BITS: Final = 62
@@ -73,8 +72,8 @@ def limits_for(
     """
     if not _holds(terms, layers, group_norms, LEAST_MARGIN, num_clients):
         raise NumericalRangeError(
-            "Numbers of this network come too near the limits of sealed training: on the server's own examples there is "
-            f"no room for {LEAST_MARGIN:.0f} times their size.",
+            "Numbers of this network come too near the limits of sealed training: on the server's own examples there "
+            f"is no room for {LEAST_MARGIN:.0f} times their size.",
             remedy="Normalise the inputs, use smaller batches, weight decay or a smaller learning rate.",
         )
     low, high = math.log2(LEAST_MARGIN), math.log2(_MOST_MARGIN)
@@ -160,34 +159,39 @@ class _Follower:
         return Bound(min(bound.largest, seen.largest), min(bound.norm, seen.norm))
 
     def _forward(self, index: int, values: list[Bound]) -> Bound:
-        terms = self._terms
-        made_by, value = terms.circuit.steps[index], terms.circuit.values[index + 1]
-        source = made_by.sources[0]
-        x, read = values[source], terms.circuit.values[source]
+        """Of ReLU, LeakyReLU, and the average that a `Scale` finishes: no more than what they read."""
+        made_by = self._terms.circuit.steps[index]
+        if isinstance(made_by, Dense | Conv):
+            return self._linear(index, values)
+        parts = [values[source] for source in made_by.sources]
         match made_by:
-            case Dense() | Conv():
-                layer = terms.number_of_layer[index]
-                weights = self._layers[layer]
-                reach = _row_sums(weights.weight) * x.largest * 2.0**read.fraction_bits + _size(weights.bias)
-                self._expect(reach, PRODUCT_BITS, f"the output of layer {layer}")
-                return self._watched(f"layer {layer}", value, FRACTION_BITS)
             case MaxPool():
-                return x.times(1.0, math.sqrt(_overlap(made_by)))
+                found = parts[0].times(1.0, math.sqrt(_overlap(made_by)))
             case AvgPool():
-                return x.times(1.0, math.sqrt(_overlap(made_by) / math.prod(made_by.kernel)))
+                found = parts[0].times(1.0, math.sqrt(_overlap(made_by) / math.prod(made_by.kernel)))
             case Add():
-                return x + values[made_by.sources[1]]
+                found = parts[0] + parts[1]
             case Concat():
-                parts = [values[s] for s in made_by.sources]
-                return Bound(max(p.largest for p in parts), max(p.norm for p in parts))
+                found = Bound(max(part.largest for part in parts), max(part.norm for part in parts))
             case Reshape():
-                return x.times(1.0, math.sqrt(max(1.0, read.shape[0] / value.shape[0])))
-            case Scale():
-                return x.times(1.0)  # the average that it finishes was bounded as one
+                found = parts[0].times(1.0, self._reshaped(made_by.sources[0], index + 1))
             case Dropout() | ChannelDropout():
-                return x.times(made_by.factor / ONE)
-            case _:  # ReLU and LeakyReLU
-                return x
+                found = parts[0].times(made_by.factor / ONE)
+            case _:
+                found = parts[0]
+        return found
+
+    def _linear(self, index: int, values: list[Bound]) -> Bound:
+        source, layer = self._terms.circuit.steps[index].sources[0], self._terms.number_of_layer[index]
+        weights, bits = self._layers[layer], self._terms.circuit.values[source].fraction_bits
+        reach = _row_sums(weights.weight) * values[source].largest * 2.0**bits + _size(weights.bias)
+        self._expect(reach, PRODUCT_BITS, f"the output of layer {layer}")
+        return self._watched(f"layer {layer}", self._terms.circuit.values[index + 1], FRACTION_BITS)
+
+    def _reshaped(self, source: int, target: int) -> float:
+        """How many times larger norms of channels can be after reshaping."""
+        values = self._terms.circuit.values
+        return math.sqrt(max(1.0, values[source].shape[0] / values[target].shape[0]))
 
     def _backward(self, index: int, values: list[Bound]) -> None:
         terms, made_by = self._terms, self._terms.circuit.steps[index]
@@ -198,7 +202,6 @@ class _Follower:
         for source in made_by.sources:
             if not terms.needs_gradient[source]:
                 continue
-            read = terms.circuit.values[source]
             match made_by:
                 case MaxPool():
                     self._add(source, delta.times(_overlap(made_by)), bits)
@@ -207,8 +210,7 @@ class _Follower:
                     shrunk = delta.times(_overlap(made_by) / count, _overlap(made_by) / math.sqrt(count))
                     self._add(source, shrunk, max(bits, min(SPREAD_BITS, bits + (count & -count).bit_length() - 1)))
                 case Reshape():
-                    given = terms.circuit.values[index + 1]
-                    self._add(source, delta.times(1.0, math.sqrt(max(1.0, given.shape[0] / read.shape[0]))), bits)
+                    self._add(source, delta.times(1.0, self._reshaped(index + 1, source)), bits)
                 case Dropout() | ChannelDropout():
                     self._add(source, delta.times(made_by.factor / ONE), bits)
                 case _:

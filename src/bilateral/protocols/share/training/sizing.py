@@ -1,7 +1,7 @@
 """How large the first party expects numbers to get, from examples of its own: what its limits are set by.
 
-Nothing of it leaves the first party. Limits that are too small stop a step that was right; limits that are too large are
-refused (`bounds`), so that none is.
+Nothing of it leaves the first party. Limits that are too small stop a step that was right; limits that are too large
+are refused (`bounds`), so that none is.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MOST_EXAMPLES: Final = 16
 def sized(
     terms: StepTerms, model: FirstModel, layers: Sequence[PrivateLayer], examples: Tensor, num_clients: int
 ) -> FirstModel:
-    """`model` with limits for steps on these terms. `examples`: a few inputs, as clients have them, behind the front."""
+    """`model` with limits for steps on these terms. `examples`: a few inputs as clients have, behind the front."""
     return replace(model, limits=limits_for(terms, layers, expected_norms(terms, model, examples), num_clients))
 
 
 def expected_norms(terms: StepTerms, model: FirstModel, examples: Tensor) -> dict[str, float]:
-    """Of groups of what is watched, on these inputs with targets at random: an untrained network's deltas are as large."""
+    """Of groups of what is watched, on these inputs with random targets: an untrained network's deltas are as large."""
     count = min(terms.batch_size, _MOST_EXAMPLES)
     generator = torch.Generator().manual_seed(0)
     largest = terms.circuit.largest_input
