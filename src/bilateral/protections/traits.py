@@ -14,6 +14,9 @@ class Traits:
 
     hides_model: bool = False
     """Clients are sent a perturbed model (`PerturbedModel`), not the parameters as they are."""
+    computes_on_shares: bool = False
+    """Gradients are computed on shares between each client and the server, with the help of a dealer: clients are sent
+    no model at all, and upload ring words."""
     model_line: int = 0
     """The line about what a client makes of the models that it is sent."""
     upload_line: int = 0
@@ -35,5 +38,7 @@ class Traits:
     """Every client's weight in the average is 1, and not the number of its samples."""
     expands_network: bool = False
     """Clients train another network than the plan's."""
+    replies_in_a_round: int = 4
+    """Simulated deaths come before any of so many replies of a client: shares, upload, signature, reveal."""
     noise_line: int | None = None
     """The line about the noise itself, if it has one besides its claim."""

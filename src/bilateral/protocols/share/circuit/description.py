@@ -6,6 +6,9 @@ that a wrong one is refused at the edge and not in the middle of a batch.
 Values are fixed-point: a ring element `v` stands for `v / 2^fraction_bits / divisor`. Average pooling only sums; its
 division lives in these two numbers (a power of two in the first, anything else in the second, which the next linear
 layer's weights take in).
+
+A circuit that is trained has more kinds of steps (`TRAINING_KINDS`), and leaves nothing to the next layer: a value that
+is still to be divided is scaled at once (`Scale`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -31,6 +34,10 @@ MIN_VALUE_BITS: Final = 2
 LARGEST_INPUT: Final = 1 << (VALUE_BITS - 2)
 MAX_FRACTION_BITS: Final = 30
 """More would leave too few bits for the factor that blinds a comparison."""
+FACTOR_BITS: Final = 20
+"""Of public factors, which are applied by a product and a truncation: 2^20 is one."""
+_MAX_DROPPED: Final = 15 << (FACTOR_BITS - 4)
+_SCALE_ERROR_BITS: Final = 12
 _MAX_STEPS: Final = 4096
 _MAX_VALUES: Final = 1 << 26
 _MAX_TOTAL: Final = 1 << 27
@@ -55,6 +62,11 @@ class Value:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """No average that is still to be divided."""
+        return self.divisor == 1 and self.fraction_bits == FRACTION_BITS
 
 
 @dataclass(frozen=True)
@@ -184,10 +196,95 @@ class Reshape(Step):
         return Value(self.shape, x.fraction_bits, x.divisor)
 
 
+@dataclass(frozen=True)
+class LeakyRelu(Step):
+    """`slope` (in units of 2^-20, less than one) times what is negative."""
+
+    kind: ClassVar[str] = "leaky_relu"
+    slope: int
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(1 <= self.slope < 1 << FACTOR_BITS, f"a slope is between 0 and 1, got {self.slope} units of 2^-20")
+        return x
+
+
+@dataclass(frozen=True)
+class Scale(Step):
+    """Times `factor` (in units of 2^-20), truncated to 20 fraction bits: what an average still had to be divided by."""
+
+    kind: ClassVar[str] = "scale"
+    factor: int
+
+    @classmethod
+    def of(cls, source: int, divisor: int) -> Scale:
+        return cls((source,), ((2 << FACTOR_BITS) // divisor + 1) // 2)
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        error = abs(self.factor * x.divisor - (1 << FACTOR_BITS))
+        _require(
+            error << _SCALE_ERROR_BITS <= 1 << FACTOR_BITS,
+            f"{self.factor} units of 2^-20 do not divide by {x.divisor} within 2^-{_SCALE_ERROR_BITS}",
+        )
+        return Value(x.shape, FRACTION_BITS)
+
+    def shift(self, source: Value) -> int:
+        """So many bits are cut off after the product."""
+        return FACTOR_BITS + source.fraction_bits - FRACTION_BITS
+
+
+@dataclass(frozen=True)
+class Dropout(Step):
+    """In training, zeros with the probability `threshold` 2^-20; the rest is multiplied by `factor` 2^-20."""
+
+    kind: ClassVar[str] = "dropout"
+    threshold: int
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        return _checked_dropout(self.threshold, x)
+
+    @property
+    def factor(self) -> int:
+        return _factor_of_kept(self.threshold)
+
+
+@dataclass(frozen=True)
+class ChannelDropout(Step):
+    """The same for whole channels of images: one draw for each (channels, 1, 1)."""
+
+    kind: ClassVar[str] = "channel_dropout"
+    threshold: int
+
+    def infer(self, inputs: Sequence[Value]) -> Value:
+        (x,) = inputs
+        _require(len(x.shape) == 3, f"channels are dropped of an image, got {x.shape}")
+        return _checked_dropout(self.threshold, x)
+
+    @property
+    def factor(self) -> int:
+        return _factor_of_kept(self.threshold)
+
+
+def _checked_dropout(threshold: int, x: Value) -> Value:
+    _require(1 <= threshold <= _MAX_DROPPED, f"dropout keeps a sixteenth or more, got {threshold} units of 2^-20")
+    return x
+
+
+def _factor_of_kept(threshold: int) -> int:
+    return round((1 << 2 * FACTOR_BITS) / ((1 << FACTOR_BITS) - threshold))
+
+
 Linear = Dense | Conv
 KINDS: Final[dict[str, type[Step]]] = {
     cls.kind: cls for cls in (Dense, Conv, Relu, MaxPool, AvgPool, Add, Concat, Reshape)
 }
+"""Of steps that are predicted on shares."""
+TRAINING_KINDS: Final[dict[str, type[Step]]] = KINDS | {
+    cls.kind: cls for cls in (LeakyRelu, Scale, Dropout, ChannelDropout)
+}
+"""Of steps that are trained on shares."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +357,7 @@ class Circuit:
         found = []
         for step, value in zip(self.steps, self.values[1:], strict=True):
             fraction_bits = self.values[step.sources[0]].fraction_bits
-            if isinstance(step, Relu):
+            if isinstance(step, Relu | LeakyRelu):
                 found.append(Comparison(value.size, fraction_bits))
             elif isinstance(step, MaxPool):
                 candidates = math.prod(step.kernel)
@@ -285,6 +382,13 @@ class Circuit:
         last[-1] = len(self.steps)
         return tuple(last)
 
+    def expect_trainable(self) -> None:
+        """Refuse a circuit whose values are still to be divided by something (`ModelError`)."""
+        for step in self.steps:
+            scaled = isinstance(step, Scale) or all(self.values[source].is_whole for source in step.sources)
+            _require(scaled, f"{step.kind} reads an average that was not scaled")
+        _require(self.output.is_whole, "the output is an average that was not scaled")
+
     def to_json(self) -> str:
         return self._json
 
@@ -300,12 +404,16 @@ class Circuit:
         return json.dumps(described, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str, sender: str) -> Circuit:
-        """The inverse of `to_json`, for text that another party wrote."""
+    def from_json(cls, text: str, sender: str, *, is_trained: bool = False) -> Circuit:
+        """The inverse of `to_json`, for text that another party wrote. Steps of training only where it `is_trained`."""
         try:
             found = parse_json(text)
-            steps = tuple(_step(entry) for entry in found["steps"])
-            return cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]), _int(found["value_bits"]))
+            kinds = TRAINING_KINDS if is_trained else KINDS
+            steps = tuple(_step(entry, kinds) for entry in found["steps"])
+            circuit = cls(_ints(found["input_shape"]), steps, _int(found["largest_input"]), _int(found["value_bits"]))
+            if is_trained:
+                circuit.expect_trainable()
+            return circuit
         except (ValueError, TypeError, KeyError, ModelError) as error:
             raise MalformedMessageError(
                 f"The circuit from {sender} is not one: {error}.",
@@ -313,8 +421,8 @@ class Circuit:
             ) from error
 
 
-def _step(entry: dict[str, Any]) -> Step:
-    kind = KINDS[entry["kind"]]
+def _step(entry: dict[str, Any], kinds: Mapping[str, type[Step]]) -> Step:
+    kind = kinds[entry["kind"]]
     expected = {item.name: item.type for item in fields(kind)}
     if set(entry) != {"kind", *expected}:
         raise ValueError(f"{kind.kind} has the fields {', '.join(expected)}")
@@ -361,7 +469,7 @@ def _num_compared(step: Step, value: Value) -> int:
     """Numbers that a step compares, to give `value`: a maximum of n takes n - 1 comparisons."""
     if isinstance(step, MaxPool):
         return (math.prod(step.kernel) - 1) * value.size
-    return value.size if isinstance(step, Relu) else 0
+    return value.size if isinstance(step, Relu | LeakyRelu) else 0
 
 
 def _aligned(inputs: Sequence[Value]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from bilateral.errors import ModelError, NumericalRangeError, UnsupportedLayerError
-from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Conv, Dense, Step
+from bilateral.models.modes import evaluating
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, AvgPool, Circuit, Step
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, PrivateLayer
 from bilateral.protocols.share.ring import arithmetic as ring
 
@@ -26,10 +27,39 @@ Rule = Callable[["GraphCompiler", "Call"], int]
 """Appends the steps of a call and returns the value that it gives."""
 
 
+Parameters = Callable[[], tuple[Tensor, Tensor | None]]
+"""A layer's weight and bias as its modules have them now."""
+
+
 @dataclass(repr=False)
 class FloatLayer:
-    weight: Tensor
-    bias: Tensor
+    """A linear layer: parameters, then what BatchNorm does to each output, `scale * y + shift`, in turn.
+
+    Computed anew whenever asked for, from tensors as they are then, with autograd's graph if it is on.
+    """
+
+    own: Parameters
+    norms: list[Callable[[], tuple[Tensor, Tensor]]] = field(default_factory=list)
+
+    def parameters(self) -> tuple[Tensor, Tensor]:
+        weight, own_bias = self.own()
+        bias = torch.zeros(weight.shape[0], dtype=torch.float64) if own_bias is None else own_bias
+        for norm in self.norms:
+            scale, shift = norm()
+            weight = weight * scale.reshape(-1, *(1 for _ in weight.shape[1:]))
+            bias = bias * scale + shift
+        return weight, bias
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What circuits are made for, as errors say it."""
+
+    done: str
+    supported: str
+
+
+PREDICTION: Final = Purpose("predicted on shares", SUPPORTED)
 
 
 @dataclass
@@ -43,23 +73,37 @@ class GraphCompiler:
     layer_of_node: dict[fx.Node, int] = field(default_factory=dict)
     """Which layer a call made, for BatchNorm to fold into."""
     values: dict[fx.Node, int] = field(default_factory=dict)
+    purpose: Purpose = PREDICTION
 
     def run(self) -> FixedPointModel:
+        circuit = self.compile()
+        with torch.no_grad():
+            return FixedPointModel(circuit, encoded_layers(circuit, self.layers))
+
+    def compile(self) -> Circuit:
+        """The circuit; what its layers hold is in `layers`."""
         graph = self._trace()
-        for node in graph.graph.nodes:
-            if node.op == "placeholder":
-                if self.values:
-                    raise ModelError(f"{type(self.model).__name__} has several inputs.", remedy="Give it one.")
-                self.values[node] = 0
-            elif node.op == "output":
+        nodes = list(graph.graph.nodes)
+        first = self._start(graph)
+        self.values[nodes[first]] = 0
+        for node in nodes[first + 1 :]:
+            if node.op == "output":
                 return self._finish(node)
-            elif isinstance(getattr(node.meta.get("tensor_meta"), "shape", None), torch.Size):
+            if isinstance(getattr(node.meta.get("tensor_meta"), "shape", None), torch.Size):
                 self._visit(graph, node)
         raise ModelError(f"{type(self.model).__name__} returns nothing.")
 
+    def _start(self, graph: fx.GraphModule) -> int:
+        """Which node gives the circuit's input."""
+        return next(place for place, node in enumerate(graph.graph.nodes) if node.op == "placeholder")
+
+    def _copied(self) -> nn.Module:
+        """The network whose calls are traced, in float64; layers read its parameters."""
+        return copy.deepcopy(self.model).cpu().double().eval()
+
     def _trace(self) -> fx.GraphModule:
         try:
-            traced = fx.symbolic_trace(copy.deepcopy(self.model).cpu().double().eval())
+            traced = fx.symbolic_trace(self._copied())
         except Exception as error:  # fx raises whatever the model's own code raises
             raise ModelError(
                 f"{type(self.model).__name__} cannot be traced by torch.fx: {error}.",
@@ -68,7 +112,7 @@ class GraphCompiler:
         if sum(node.op == "placeholder" for node in traced.graph.nodes) != 1:
             raise ModelError(f"{type(self.model).__name__} has several inputs, or none.", remedy="Give it one.")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(traced), torch.random.fork_rng(devices=[]):
                 ShapeProp(traced).propagate(torch.zeros(TRACED_BATCH, *self.input_shape, dtype=torch.float64))
         except Exception as error:  # whatever the model's own code raises
             raise ModelError(
@@ -82,7 +126,7 @@ class GraphCompiler:
         by_op: dict[str, Mapping[Any, Rule]] = {"call_module": self.module_rules, "get_attr": {}}
         rules = by_op.get(node.op, self.function_rules)
         rule = rules.get(type(module) if module is not None else node.target)
-        call = Call(node, module)
+        call = Call(node, module, self.purpose)
         if rule is None:
             raise call.refuse("it has no rule")
         self.values[node] = rule(self, call)
@@ -106,16 +150,17 @@ class GraphCompiler:
         self.steps.append(step)
         return len(self.steps)
 
-    def append_layer(self, step: Step, weight: Tensor, bias: Tensor | None, made_by: fx.Node | None = None) -> int:
+    def append_average(self, step: AvgPool) -> int:
+        return self.append(step)
+
+    def append_layer(self, step: Step, own: Parameters, made_by: fx.Node | None = None) -> int:
         """A linear layer. `made_by`: the call that a BatchNorm after it may fold into."""
         if made_by is not None:
             self.layer_of_node[made_by] = len(self.layers)
-        value = self.append(step)
-        found = torch.zeros(weight.shape[0], dtype=torch.float64) if bias is None else bias.detach().clone()
-        self.layers.append(FloatLayer(weight.detach().clone(), found))
-        return value
+        self.layers.append(FloatLayer(own))
+        return self.append(step)
 
-    def _finish(self, node: fx.Node) -> FixedPointModel:
+    def _finish(self, node: fx.Node) -> Circuit:
         (result,) = node.args
         if not isinstance(result, fx.Node) or result not in self.values:
             raise ModelError(
@@ -124,18 +169,17 @@ class GraphCompiler:
         last = self.values[result]
         if last != len(self.steps) or not self.steps:
             raise ModelError(f"{type(self.model).__name__} computes something that it does not return.")
-        circuit = Circuit(self.input_shape, tuple(self.steps))
-        linear = [step for step in circuit.steps if isinstance(step, Dense | Conv)]
-        layers = []
-        for step, layer in zip(linear, self.layers, strict=True):
-            source = circuit.values[step.sources[0]]
-            layers.append(
-                PrivateLayer(
-                    _encoded_weight(layer.weight / source.divisor, step),
-                    ring.encode(layer.bias, FRACTION_BITS + source.fraction_bits),
-                )
-            )
-        return FixedPointModel(circuit, tuple(layers))
+        return Circuit(self.input_shape, tuple(self.steps))
+
+
+def encoded_layers(circuit: Circuit, layers: Sequence[FloatLayer]) -> tuple[PrivateLayer, ...]:
+    """The layers' parameters now, as ring elements."""
+    found = []
+    for step, layer in zip(circuit.linear_steps, layers, strict=True):
+        source, (weight, bias) = circuit.values[step.sources[0]], layer.parameters()
+        encoded = _encoded_weight(weight / source.divisor, step)
+        found.append(PrivateLayer(encoded, ring.encode(bias, FRACTION_BITS + source.fraction_bits)))
+    return tuple(found)
 
 
 def _encoded_weight(weight: Tensor, step: Step) -> Tensor:
@@ -155,6 +199,7 @@ class Call:
 
     node: fx.Node
     module: nn.Module | None
+    purpose: Purpose = PREDICTION
 
     @property
     def label(self) -> str:
@@ -168,8 +213,10 @@ class Call:
         """The first argument, or the one called `input`."""
         return self.node.args[0] if self.node.args else self.node.kwargs.get("input")
 
-    def refuse(self, why: str) -> UnsupportedLayerError:
-        return UnsupportedLayerError(f"{self.label} cannot be predicted on shares: {why}.", remedy=SUPPORTED)
+    def refuse(self, why: str, remedy: str | None = None) -> UnsupportedLayerError:
+        return UnsupportedLayerError(
+            f"{self.label} cannot be {self.purpose.done}: {why}.", remedy=remedy or self.purpose.supported
+        )
 
     def settings(self, *names: str, **defaults: Any) -> list[Any]:
         """The values of `names`, from the module's attributes or the function's arguments."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from bilateral.protocols.share.circuit.description import (
     Add,
@@ -16,6 +17,7 @@ from bilateral.protocols.share.circuit.description import (
     Concat,
     Conv,
     Dense,
+    LeakyRelu,
     MaxPool,
     Pair,
     Relu,
@@ -32,7 +34,7 @@ def _linear(compiler: GraphCompiler, call: Call) -> int:
     module = call.module
     assert isinstance(module, nn.Linear)
     step = Dense((compiler.source(call),), module.out_features)
-    return compiler.append_layer(step, module.weight, module.bias, call.node)
+    return compiler.append_layer(step, lambda: (module.weight, module.bias), call.node)
 
 
 def _conv(compiler: GraphCompiler, call: Call) -> int:
@@ -44,7 +46,7 @@ def _conv(compiler: GraphCompiler, call: Call) -> int:
         _pair(v) for v in (module.kernel_size, module.stride, module.padding, module.dilation)
     )
     step = Conv((compiler.source(call),), module.out_channels, kernel, stride, padding, dilation, module.groups)
-    return compiler.append_layer(step, module.weight, module.bias, call.node)
+    return compiler.append_layer(step, lambda: (module.weight, module.bias), call.node)
 
 
 def _batch_norm(compiler: GraphCompiler, call: Call) -> int:
@@ -54,21 +56,29 @@ def _batch_norm(compiler: GraphCompiler, call: Call) -> int:
         raise call.refuse("it keeps no running statistics")
     source, source_node = compiler.source(call), call.input_node
     assert isinstance(source_node, fx.Node)
-    scale = (norm.running_var + norm.eps).rsqrt()
-    scale = scale if norm.weight is None else scale * norm.weight.detach()
-    shift = -norm.running_mean * scale
-    shift = shift if norm.bias is None else shift + norm.bias.detach()
     if source_node in compiler.layer_of_node and len(source_node.users) == 1:
-        layer = compiler.layers[compiler.layer_of_node[source_node]]
-        layer.weight *= scale.reshape(-1, *(1 for _ in layer.weight.shape[1:]))
-        layer.bias = layer.bias * scale + shift
+        compiler.layers[compiler.layer_of_node[source_node]].norms.append(lambda: _scale_and_shift(norm))
         return source
-    shape, channels = compiler.shape_of(source), len(scale)
+    shape, channels = compiler.shape_of(source), norm.num_features
     if len(shape) == 1:
         source = compiler.append(Reshape((source,), (channels, 1, 1)))
+
+    def own() -> tuple[Tensor, Tensor]:
+        scale, shift = _scale_and_shift(norm)
+        return scale.reshape(-1, 1, 1, 1), shift
+
     step = Conv((source,), channels, (1, 1), (1, 1), (0, 0), (1, 1), channels)
-    value = compiler.append_layer(step, scale.reshape(-1, 1, 1, 1), shift)
+    value = compiler.append_layer(step, own)
     return compiler.append(Reshape((value,), (channels,))) if len(shape) == 1 else value
+
+
+def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """What it does with its running statistics."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 def _relu(compiler: GraphCompiler, call: Call) -> int:
@@ -84,15 +94,15 @@ def _max_pool(compiler: GraphCompiler, call: Call) -> int:
     source, source_node = compiler.source(call), call.input_node
     settings = (_pair(kernel), _pair(kernel if stride is None else stride), _pair(padding))
     assert isinstance(source_node, fx.Node)
-    after_relu = source > 0 and isinstance(compiler.steps[source - 1], Relu)
+    before = compiler.steps[source - 1] if source > 0 else None
     if settings[2] != (0, 0):
-        if not after_relu:
+        if not isinstance(before, Relu):
             raise call.refuse("padding has a rule only directly after a ReLU")
         return compiler.append(MaxPool((source,), *settings))
     is_own = len(source_node.users) == 1 and sum(1 for value in compiler.values.values() if value == source) == 1
-    if after_relu and source == len(compiler.steps) and is_own:
-        relu = compiler.steps.pop()
-        return compiler.append(Relu((compiler.append(MaxPool(relu.sources, *settings)),)))
+    if isinstance(before, Relu | LeakyRelu) and source == len(compiler.steps) and is_own:
+        compiler.steps.pop()
+        return compiler.append(replace(before, sources=(compiler.append(MaxPool(before.sources, *settings)),)))
     return compiler.append(MaxPool((source,), *settings))
 
 
@@ -104,7 +114,7 @@ def _avg_pool(compiler: GraphCompiler, call: Call) -> int:
     if ceil_mode or override is not None or (_pair(padding) != (0, 0) and not include_pad):
         raise call.refuse("ceil_mode, divisor_override and count_include_pad=False have no rule")
     source = compiler.source(call)
-    return compiler.append(
+    return compiler.append_average(
         AvgPool((source,), _pair(kernel), _pair(kernel if stride is None else stride), _pair(padding))
     )
 
@@ -117,7 +127,7 @@ def _adaptive_avg_pool(compiler: GraphCompiler, call: Call) -> int:
     if any(now % then for now, then in zip(image, wanted, strict=True)):
         raise call.refuse(f"{tuple(image)} pixels do not divide evenly into {tuple(wanted)}")
     kernel = (image[0] // wanted[0], image[1] // wanted[1])
-    return compiler.append(AvgPool((source,), kernel, kernel, (0, 0)))
+    return compiler.append_average(AvgPool((source,), kernel, kernel, (0, 0)))
 
 
 def _sizes(size: Any) -> Sequence[int | None]:
@@ -131,7 +141,7 @@ def _mean(compiler: GraphCompiler, call: Call) -> int:
     if len(shape) != 3 or not isinstance(dims, tuple | list) or sorted(d % 4 for d in dims) != [2, 3]:
         raise call.refuse("only the mean over an image's height and width has a rule")
     kernel = (shape[1], shape[2])
-    value = compiler.append(AvgPool((source,), kernel, kernel, (0, 0)))
+    value = compiler.append_average(AvgPool((source,), kernel, kernel, (0, 0)))
     return value if keepdim else compiler.append(Reshape((value,), (shape[0],)))
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Conv, Linear
+from bilateral.protocols.share.circuit.description import (
+    FRACTION_BITS,
+    ChannelDropout,
+    Circuit,
+    Conv,
+    Dropout,
+    Linear,
+)
 from bilateral.protocols.share.circuit.walk import Walk, walk
 from bilateral.protocols.share.ring import arithmetic as ring
 
@@ -93,6 +100,16 @@ class PlainArithmetic:
     def positive_part(self, x: Tensor, fraction_bits: int) -> Walk:
         self._note("a comparison", x, fraction_bits)
         return x.clamp_min(0)
+        yield
+
+    def scaled(self, x: Tensor, factor: int, shift: int) -> Walk:
+        return (x * factor + (1 << (shift - 1))) >> shift
+        yield
+
+    def dropped(self, step: Dropout | ChannelDropout, x: Tensor) -> Walk:
+        """All of it: in the clear there is prediction only."""
+        del step
+        return x
         yield
 
     def _note(self, where: str, x: Tensor, fraction_bits: int) -> None:

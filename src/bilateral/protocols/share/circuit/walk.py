@@ -10,24 +10,30 @@ sent belongs to its `Arithmetic`.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import (
+    FACTOR_BITS,
     Add,
     AvgPool,
+    ChannelDropout,
     Circuit,
     Concat,
     Conv,
     Dense,
+    Dropout,
+    LeakyRelu,
     Linear,
     MaxPool,
     Pair,
     Relu,
     Reshape,
+    Scale,
+    Step,
     Value,
 )
 
@@ -43,6 +49,19 @@ class Arithmetic(Protocol):
 
     def positive_part(self, x: Tensor, fraction_bits: int) -> Walk:
         """max(x, 0), element by element."""
+        ...
+
+
+@runtime_checkable
+class TrainedArithmetic(Arithmetic, Protocol):
+    """Of a circuit that is trained: it has steps that nobody predicts on shares."""
+
+    def scaled(self, x: Tensor, factor: int, shift: int) -> Walk:
+        """x times a public whole number, truncated by so many bits."""
+        ...
+
+    def dropped(self, step: Dropout | ChannelDropout, x: Tensor) -> Walk:
+        """x after dropout."""
         ...
 
 
@@ -71,12 +90,27 @@ def walk(circuit: Circuit, x: Tensor, arithmetic: Arithmetic) -> Walk:
             case Reshape():
                 result = inputs[0].reshape(len(x), *step.shape)
             case _:
-                raise TypeError(f"no step: {step!r}")
+                if not isinstance(arithmetic, TrainedArithmetic):
+                    raise TypeError(f"no step: {step!r}")
+                result = yield from _trained(step, inputs[0], described[0], arithmetic)
         values.append(result)
         for source in step.sources:
             if circuit.last_uses[source] == index:
                 values[source] = None
     return _held(values, -1)
+
+
+def _trained(step: Step, x: Tensor, source: Value, arithmetic: TrainedArithmetic) -> Walk:
+    match step:
+        case LeakyRelu():
+            positive = yield from arithmetic.positive_part(x, source.fraction_bits)
+            return positive + (yield from arithmetic.scaled(x - positive, step.slope, FACTOR_BITS))
+        case Scale():
+            return (yield from arithmetic.scaled(x, step.factor, step.shift(source)))
+        case Dropout() | ChannelDropout():
+            return (yield from arithmetic.dropped(step, x))
+        case _:
+            raise TypeError(f"no step: {step!r}")
 
 
 def _held(values: list[Tensor | None], source: int) -> Tensor:

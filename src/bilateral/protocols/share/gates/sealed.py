@@ -110,6 +110,12 @@ def second_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width)
 
 def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor]:
     """The dealer: what the second party is sent (`Width.dealt_shapes`), uniform to it whatever r and beta are."""
+    bits, words, _ = deal_and_keep(with_first, with_second, width)
+    return bits, words
+
+
+def deal_and_keep(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor]:
+    """`deal`, and the plane of the betas, for products with the bit that are dealt later (`deal_bit_product`)."""
     r, bits, firsts, selection = _drawn_by_first(with_first, width)
     r_second, seconds = _drawn_by_second(with_second, width)
     r += r_second
@@ -119,7 +125,7 @@ def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor,
     planes.thermometers(r_planes, bits[:tables], out=bits[:tables])
     bits[tables] ^= r_planes[width.sign_bit]
     bits[tables + 1 :] ^= _true_products(width, own[1:])
-    return bits, planes.deal_selection(own[0], r, *selection)
+    return bits, planes.deal_selection(own[0], r, *selection), own[0]
 
 
 def _drawn_by_first(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -165,6 +171,12 @@ class Compared:
         """Step 5: a share of max(x, 0), flat. No message."""
         own = self.own
         return planes.select(self.y, self.bits, own.beta, own.r_beta, own.r, self.is_first)
+
+    def bit_share(self) -> Tensor:
+        """An additive share of the bit [x >= 0], flat. No message."""
+        opened = planes.spread(self.bits, len(self.y))
+        share = self.own.beta * (1 - 2 * opened)
+        return share + opened if self.is_first else share
 
 
 def compare(x: Tensor, own: Correlation, width: Width, *, is_first: bool) -> Work[Compared]:

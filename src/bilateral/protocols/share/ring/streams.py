@@ -23,7 +23,11 @@ from torch import Tensor
 
 from bilateral.protocols.mask.injective import injective
 
-Purpose = Literal["weights", "input", "linear", "rounding", "comparison", "output"]
+Purpose = Literal[
+    "weights", "input", "linear", "rounding", "comparison", "output",
+    "gate", "value mask", "delta mask", "value blind", "delta blind", "gradient", "dropout", "signs",
+]  # fmt: skip
+"""The second row is of a training step (`training/roles`), where a stream is of one gate, value or layer."""
 SEED_BYTES: Final = 32
 _KEY_BYTES: Final = 16
 _BLOCK_BYTES: Final = 16

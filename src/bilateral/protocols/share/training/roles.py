@@ -1,0 +1,743 @@
+"""The gates of a training step, as each of the three parties does them.
+
+`script` is the step: which gate follows which. All three walk it, each with a role of its own, so that they agree on
+the order of gates without a word:
+
+| role | has | yields |
+|---|---|---|
+| `First` | weights; a share of every other value | what it tells the second, and hears from it |
+| `Second` | masked weights, what was dealt; the other share | the same |
+| `Dealing` | both seeds, and shapes (`device="meta"`) in place of values | nothing: it deals |
+
+A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer, and each
+stream is read once. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask
+that is uniform, drawn for it alone, and unknown to it, but for the one number that `settle` opens.
+
+Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
+dealt.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bilateral.errors import MalformedMessageError
+from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
+from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
+from bilateral.protocols.share.gates import planes, sealed, truncation
+from bilateral.protocols.share.gates.arrays import rows
+from bilateral.protocols.share.gates.expected import expect_tensor
+from bilateral.protocols.share.gates.talk import Hear, Tell
+from bilateral.protocols.share.ring.arithmetic import LinearMap
+from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
+from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.ring.threads import in_parts
+from bilateral.protocols.share.training.terms import StepTerms
+
+Gate = Generator[Any, Any, Tensor]
+GROUP: Final = 8192
+"""So many numbers are added up, with random signs, to be watched together."""
+NUM_SUMS: Final = 64
+"""Random sums of each group (`bounds` has what they show)."""
+NORM_BITS: Final = 10
+"""Fraction bits of numbers whose squares are added up."""
+_SUM_BITS: Final = 60
+"""Sums of numbers that a truncation gave are below 2^(44 + 13), whatever happened before it."""
+_DEALER_PIECE: Final = torch.device("meta")
+
+
+class Bit(ABC):
+    """[x >= 0] for every element of a value, shared."""
+
+    @abstractmethod
+    def positive_part(self) -> Tensor:
+        """max(x, 0). No message."""
+
+    @abstractmethod
+    def share(self) -> Tensor:
+        """The bit as a number, 0 or 1. No message."""
+
+    @abstractmethod
+    def times(self, value: Tensor) -> Gate:
+        """The bit times a value of the same shape."""
+
+
+@dataclass(frozen=True, repr=False)
+class Masked:
+    """A value whose second share is under a mask: `part` is what the first holds of it (the rest), or the mask."""
+
+    part: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Blinded:
+    """A masked value, and what goes to the second party of the first's part: the part under a mask (or the mask)."""
+
+    masked: Masked
+    told: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A value whose channels have a norm that is limited. `label` names it."""
+
+    label: str
+    fraction_bits: int
+
+    @property
+    def shift(self) -> int:
+        """So many bits are cut off before numbers are squared: `NORM_BITS` fraction bits are left."""
+        return self.fraction_bits - NORM_BITS
+
+
+class Role(ABC):
+    """What `script` asks of a party. Values are shares, batch first; `Dealing` has their shapes alone."""
+
+    def __init__(self, terms: StepTerms) -> None:
+        self.terms = terms
+        self.delta_bits: dict[int, int] = {}
+        """Fraction bits of what comes back to each linear layer."""
+        self._num_gates = 0
+        self._watched: list[tuple[str, Tensor]] = []
+        self._norms: list[tuple[str, Tensor]] = []
+
+    # What needs no message.
+
+    @abstractmethod
+    def constant(self, x: Tensor, value: int) -> Tensor:
+        """x + value."""
+
+    @abstractmethod
+    def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
+        """A share of what the second party alone knows; `values` is None elsewhere."""
+
+    @abstractmethod
+    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
+        """Which elements dropout keeps, 0 or 1: known to both parties, drawn with threshold / 2^20 for a zero."""
+
+    # Gates.
+
+    @abstractmethod
+    def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
+        """The second party's share goes to the first under a mask that the dealer knows."""
+
+    @abstractmethod
+    def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
+        """The linear layer of a masked value, with its bias, truncated."""
+
+    @abstractmethod
+    def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
+        """What the layer's transpose makes of a masked delta, truncated."""
+
+    @abstractmethod
+    def truncate(self, x: Tensor, shift: int) -> Gate:
+        """x >> shift, rounded up or down at random."""
+
+    @abstractmethod
+    def multiply(self, x: Tensor, y: Tensor) -> Gate:
+        """x y, element by element, not truncated."""
+
+    @abstractmethod
+    def compare(self, x: Tensor, bits: int) -> Generator[Any, Any, Bit]:
+        """[x >= 0], for numbers below 2^bits in size."""
+
+    @abstractmethod
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        """The first party's part of a masked value goes to the second under a mask that the dealer knows.
+
+        With both parts at hand, the squared norm of every channel is worked out, for `settle`.
+        """
+
+    @abstractmethod
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        """delta (x) value, summed over the batch: of the shape of the layer's weights."""
+
+    # Watching what must stay small.
+
+    def watch(self, label: str, x: Tensor) -> None:
+        """Remember random sums of x, which `settle` compares with the first party's limits."""
+        self._watched.append((label, self._sums(in_groups(x), len(self._watched)).reshape(-1)))
+
+    @abstractmethod
+    def _sums(self, groups: Tensor, number: int) -> Tensor:
+        """Every row with random signs, `NUM_SUMS` times."""
+
+    @abstractmethod
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor | int:
+        """What the first party adds to all that is watched."""
+
+    @abstractmethod
+    def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
+        """One number, opened to both."""
+
+    def settle(self) -> Generator[Any, Any, int]:
+        """How many of the random sums and norms are beyond their limits. Both learn that, and nothing else."""
+        sums, limits = torch.cat([part for _, part in self._watched]), self._limits(self._watched)
+        checked = [limits + sums, limits - sums]
+        if self._norms:
+            checked.append(self._limits(self._norms) - torch.cat([part for _, part in self._norms]))
+        compared = torch.cat(checked)
+        bit = yield from self.compare(compared, _SUM_BITS)
+        share = bit.share().sum(dim=0, keepdim=True)
+        return (yield from self.open_count(self.constant(-share, len(compared))))
+
+    def _next_gate(self) -> int:
+        self._num_gates += 1
+        return self._num_gates - 1
+
+    def _width(self, count: int, bits: int) -> sealed.Width:
+        return sealed.Width.of(count, 0, bits)
+
+
+class _Computing(Role):
+    """What the two computing parties have in common."""
+
+    is_first: bool
+
+    def __init__(self, terms: StepTerms, with_dealer: bytes, with_other: bytes) -> None:
+        super().__init__(terms)
+        self._with_dealer, self._with_other = with_dealer, with_other
+
+    def _stream(self, purpose: Purpose, number: int) -> Stream:
+        return Stream(self._with_dealer, purpose, number, self.terms.batch_size)
+
+    def _common(self, purpose: Purpose, number: int) -> Stream:
+        return Stream(self._with_other, purpose, number, self.terms.batch_size)
+
+    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
+        drawn = self._common("dropout", number).words(*shape) & ((1 << 20) - 1)
+        return (drawn >= threshold).long()
+
+    def _sums(self, groups: Tensor, number: int) -> Tensor:
+        return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
+
+    def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
+        yield Tell(share)
+        return int(share + (yield Hear("the number of sums beyond their limits", (1,))))
+
+    def _open(self, x: Tensor, name: str) -> Gate:
+        yield Tell(x)
+        heard: Tensor = yield Hear(name, tuple(x.shape))
+        return x + heard
+
+    def multiply(self, x: Tensor, y: Tensor) -> Gate:
+        shape = x.shape
+        stream = self._stream("gate", self._next_gate())
+        a, b = stream.words(*shape), stream.words(*shape)
+        ab = self._product_share(stream, tuple(shape))
+        opened = yield from self._open(torch.stack([x + a, y + b]), "masked factors")
+        mine = ab - opened[0] * b - opened[1] * a
+        return mine + opened[0] * opened[1] if self.is_first else mine
+
+    @abstractmethod
+    def _product_share(self, stream: Stream, shape: tuple[int, ...]) -> Tensor: ...
+
+    def compare(self, x: Tensor, bits: int) -> Generator[Any, Any, Bit]:
+        width, gate = self._width(x.numel(), bits), self._next_gate()
+        compared = yield from sealed.compare(x, self._correlation(gate, width), width, is_first=self.is_first)
+        return _ComputedBit(self, compared, tuple(x.shape))
+
+    @abstractmethod
+    def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation: ...
+
+    @abstractmethod
+    def bit_product(self, gate: int, count: int) -> sealed.BitProduct: ...
+
+    def next_bit_product(self, count: int) -> sealed.BitProduct:
+        return self.bit_product(self._next_gate(), count)
+
+
+@dataclass(frozen=True, repr=False)
+class _ComputedBit(Bit):
+    role: _Computing
+    compared: sealed.Compared
+    shape: tuple[int, ...]
+
+    def positive_part(self) -> Tensor:
+        return self.compared.positive_part().reshape(self.shape)
+
+    def share(self) -> Tensor:
+        return self.compared.bit_share().reshape(self.shape)
+
+    def times(self, value: Tensor) -> Gate:
+        own = self.role.next_bit_product(value.numel())
+        return (yield from sealed.times_bit(value, self.compared, own))
+
+
+def signed_sums(groups: Tensor, signs: Tensor) -> Tensor:
+    """Each row with `NUM_SUMS` choices of signs: a 1 in bit k of a place's word is a minus in sum k."""
+    if not groups.is_cpu:
+        return signed_sums_by_tensors(groups, signs)
+    from bilateral.protocols.share.training import sum_kernels  # noqa: PLC0415 (imports numba)
+
+    out = groups.new_empty(len(groups), NUM_SUMS)
+    numbers, words, sums = (rows(part) for part in (groups, signs, out))
+
+    def run(begin: int, end: int) -> None:
+        sum_kernels.signed_sums(numbers[begin:end], words, sums[begin:end])
+
+    in_parts(len(groups), 1, NUM_SUMS * groups.numel(), run)
+    return out
+
+
+def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
+    """`signed_sums`."""
+    return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
+
+
+def _cut(words: Tensor, norm: Norm) -> Tensor:
+    """The upper bits of words, as numbers modulo 2^(64 - shift)."""
+    return truncation.logical_shift(words, norm.shift)
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    return x.sum(dim=[0, *range(2, x.dim())])
+
+
+class First(_Computing):
+    """The party with the weights. `limits`: of what is watched, by label, in units of the last place: its secret."""
+
+    is_first = True
+
+    def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_other: bytes) -> None:
+        super().__init__(terms, with_dealer, with_other)
+        self._model = model
+
+    def constant(self, x: Tensor, value: int) -> Tensor:
+        return x + value
+
+    def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
+        del values
+        return torch.zeros(tuple(shape), dtype=torch.int64)
+
+    def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
+        del purpose, number
+        return Masked(x + (yield Hear("a masked value", tuple(x.shape))))
+
+    def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
+        y = self._model.maps[layer](masked.part)
+        return (yield from self._truncated_product(2 * layer, y, self._model.layers[layer].bias, shift))
+
+    def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
+        y = self._model.transposed[layer](masked.part)
+        return (yield from self._truncated_product(2 * layer + 1, y, y.new_zeros(y.shape[1]), shift))
+
+    def _truncated_product(self, number: int, y: Tensor, bias: Tensor, shift: int) -> Gate:
+        stream = self._stream("linear", number)
+        return (yield from self._finish(y, stream.words(*y.shape), bias, shift, stream))
+
+    def truncate(self, x: Tensor, shift: int) -> Gate:
+        flat = x.reshape(-1, 1)
+        none = torch.zeros_like(flat)
+        share = yield from self._finish(flat, none, none[0], shift, self._stream("gate", self._next_gate()))
+        return share.reshape(x.shape)
+
+    def _finish(self, y: Tensor, mask: Tensor, bias: Tensor, shift: int, stream: Stream) -> Gate:
+        count = y.numel()
+        alpha, product = stream.packed_bits(count), stream.half_words(*y.shape)
+        epsilon = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
+        share, delta = truncation.finish_first(y, mask, bias, shift, alpha, product, epsilon)
+        yield Tell(to_words(delta))
+        return share
+
+    def _product_share(self, stream: Stream, shape: tuple[int, ...]) -> Tensor:
+        return stream.words(*shape)
+
+    def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
+        return sealed.first_part(self._stream("gate", gate), width)
+
+    def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
+        return sealed.first_bit_product(self._stream("gate", gate), count)
+
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        stream = self._stream(purpose, number)
+        mask = stream.words(*masked.part.shape)
+        told = masked.part + mask
+        yield Tell(told)
+        # Cut like this and not by itself, its part fits what the second party makes of what it hears.
+        part = _cut(told, norm) - _cut(mask, norm)
+        squares = _by_channel(part * part)
+        squares -= stream.words(len(squares)) << 1
+        self._norms.append((norm.label, squares << norm.shift))
+        return Blinded(masked, told)
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        words = weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
+        return words - self._stream("gradient", layer).words(*words.shape)
+        yield
+
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor:
+        return torch.cat([torch.full_like(part, self._model.limits[label]) for label, part in labelled])
+
+
+@dataclass(frozen=True, repr=False)
+class FirstModel:
+    """What the first party has in the clear: layers, ready to be applied both ways, and limits of what is watched."""
+
+    layers: Sequence[PrivateLayer]
+    maps: Sequence[LinearMap]
+    transposed: Sequence[LinearMap]
+    limits: dict[str, int]
+
+    @classmethod
+    def of(cls, terms: StepTerms, layers: Sequence[PrivateLayer], limits: dict[str, int]) -> FirstModel:
+        """For any number of steps with these weights."""
+        steps = list(zip(terms.linear_steps, layers, terms.linear_sources, strict=True))
+        return cls(
+            layers,
+            [linear_map(step, layer.weight, layer.weight_bits) for step, layer, _ in steps],
+            [input_gradient_map(step, layer.weight, source.shape, layer.weight_bits) for step, layer, source in steps],
+            limits,
+        )
+
+
+class Second(_Computing):
+    """The party with the batch. `dealer` and `first` are named in errors."""
+
+    is_first = False
+
+    def __init__(
+        self,
+        terms: StepTerms,
+        masked_weights: Sequence[Tensor],
+        dealt: Sequence[Tensor],
+        with_dealer: bytes,
+        with_other: bytes,
+        dealer: str,
+    ) -> None:
+        super().__init__(terms, with_dealer, with_other)
+        self._weights, self._dealt, self._dealer = masked_weights, deque(dealt), dealer
+        self._products: dict[tuple[int, bool], Tensor] = {}
+
+    def prepare(self) -> None:
+        """All products of masked weights with its masks, which depend on no value: the longest work, done ahead."""
+        terms = self.terms
+        for layer, (source, needed) in enumerate(zip(terms.source_values, terms.transposes, strict=True)):
+            shape = (terms.batch_size, *terms.circuit.values[source].shape)
+            self._products[layer, False] = self._product(layer, self._mask("value mask", source, shape))
+            if needed:
+                delta_shape = (terms.batch_size, *terms.linear_values[layer].shape)
+                mask = self._mask("delta mask", layer, delta_shape)
+                self._products[layer, True] = self._transposed_product(layer, mask)
+
+    def _mask(self, purpose: Purpose, number: int, shape: Sequence[int]) -> Tensor:
+        return self._stream(purpose, number).words(*shape)
+
+    def _product(self, layer: int, mask: Tensor) -> Tensor:
+        return linear_map(self.terms.linear_steps[layer], self._weights[layer])(mask)
+
+    def _transposed_product(self, layer: int, mask: Tensor) -> Tensor:
+        step, source = self.terms.linear_steps[layer], self.terms.linear_sources[layer]
+        return input_gradient_map(step, self._weights[layer], source.shape)(mask)
+
+    def expect_all_used(self) -> None:
+        """Nothing that was dealt is left."""
+        if self._dealt:
+            raise MalformedMessageError(f"{self._dealer} dealt {len(self._dealt)} parts more than expected.")
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+        if not self._dealt:
+            raise MalformedMessageError(f"{self._dealer} dealt too little: there is no `{name}`.")
+        part = self._dealt.popleft()
+        expect_tensor(self._dealer, name, part, shape, dtype)
+        return part
+
+    def constant(self, x: Tensor, value: int) -> Tensor:
+        del value
+        return x
+
+    def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
+        assert values is not None and tuple(values.shape) == tuple(shape), "the second party knows it"
+        return values
+
+    def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
+        mask = self._mask(purpose, number, tuple(x.shape))
+        yield Tell(x - mask)
+        return Masked(mask)
+
+    def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
+        done = self._products.pop((layer, False), None)
+        y = self._product(layer, masked.part) if done is None else done
+        return (yield from self._truncated_product(2 * layer, y, shift))
+
+    def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
+        done = self._products.pop((layer, True), None)
+        y = self._transposed_product(layer, masked.part) if done is None else done
+        return (yield from self._truncated_product(2 * layer + 1, y, shift))
+
+    def _truncated_product(self, number: int, y: Tensor, shift: int) -> Gate:
+        dealt = self._take("a share of a product of masks", tuple(y.shape))
+        return (yield from self._finish(y, dealt, shift, self._stream("linear", number)))
+
+    def truncate(self, x: Tensor, shift: int) -> Gate:
+        flat = x.clone().reshape(-1, 1)
+        stream = self._stream("gate", self._next_gate())
+        share = yield from self._finish(flat, torch.zeros_like(flat), shift, stream)
+        return share.reshape(x.shape)
+
+    def _finish(self, y: Tensor, dealt: Tensor, shift: int, stream: Stream) -> Gate:
+        """`y` is used up."""
+        count = y.numel()
+        beta = stream.packed_bits(count)
+        carries = self._take("carries of a truncation", tuple(y.shape), torch.int32)
+        y, epsilon = truncation.start_second(y, dealt, beta)
+        yield Tell(to_words(epsilon))
+        delta = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
+        return truncation.finish_second(y, shift, beta, carries, delta, epsilon)
+
+    def _product_share(self, stream: Stream, shape: tuple[int, ...]) -> Tensor:
+        del stream
+        return self._take("a share of a product", shape)
+
+    def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
+        bits, words = (self._take("tables of a comparison", shape) for shape in width.dealt_shapes)
+        return sealed.second_part(self._stream("gate", gate), (bits, words), width)
+
+    def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
+        return sealed.second_bit_product(self._stream("gate", gate), self._take("a share of a bit's product", (count,)))
+
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        del purpose, number
+        told = yield Hear("a blinded value", tuple(masked.part.shape))
+        part = _cut(masked.part, norm)
+        squares = _by_channel((_cut(told, norm) << 1) * part + part * part)
+        squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
+        self._norms.append((norm.label, squares << norm.shift))
+        return Blinded(masked, told)
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        left = torch.cat([delta.told + delta.masked.part, delta.masked.part])
+        words = weight_gradient(self.terms.linear_steps[layer], left, torch.cat([value.masked.part, value.told]))
+        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+        yield
+
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
+        del labelled
+        return 0
+
+
+class Dealing(Role):
+    """The dealer. Without seeds it deals nothing and learns what there is to deal (`dealt_shapes`)."""
+
+    def __init__(self, terms: StepTerms, seeds: tuple[bytes, bytes] | None) -> None:
+        super().__init__(terms)
+        self._seeds = seeds
+        self.dealt: list[Tensor] = []
+        self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
+        self.norm_shifts: list[tuple[str, int]] = []
+        self._weights: dict[int, Tensor] = {}
+
+    def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
+        """With the first party, and with the second."""
+        assert self._seeds is not None
+        first, second = self._seeds
+        named = purpose, number, self.terms.batch_size
+        return Stream(first, *named), Stream(second, *named)
+
+    @property
+    def is_dry(self) -> bool:
+        return self._seeds is None
+
+    def _deal(self, part: Tensor) -> None:
+        self.dealt_shapes.append((tuple(part.shape), part.dtype))
+        if not self.is_dry:
+            self.dealt.append(part)
+
+    def _weight_mask(self, layer: int) -> Tensor:
+        if layer not in self._weights:
+            self._weights[layer] = weight_masks(self.terms, self._seeds[0] if self._seeds else b"", layer)
+        return self._weights[layer]
+
+    def constant(self, x: Tensor, value: int) -> Tensor:
+        del value
+        return x
+
+    def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
+        del values
+        return _nothing(shape)
+
+    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
+        del number, threshold
+        return _nothing(shape)
+
+    def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
+        if self.is_dry:
+            return Masked(x)
+        return Masked(self._streams(purpose, number)[1].words(*x.shape))
+        yield
+
+    def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
+        step, value = self.terms.linear_steps[layer], self.terms.linear_values[layer]
+        if self.is_dry:
+            return (yield from self._dry_product((len(masked.part), *value.shape)))
+        return self._deal_product(2 * layer, linear_map(step, self._weight_mask(layer))(masked.part), shift)
+
+    def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
+        step, source = self.terms.linear_steps[layer], self.terms.linear_sources[layer]
+        if self.is_dry:
+            return (yield from self._dry_product((len(masked.part), *source.shape)))
+        product = input_gradient_map(step, self._weight_mask(layer), source.shape)(masked.part)
+        return self._deal_product(2 * layer + 1, product, shift)
+
+    def _dry_product(self, shape: tuple[int, ...]) -> Gate:
+        y = _nothing(shape)
+        self._deal(y)
+        self._deal(_nothing(shape, torch.int32))
+        return y
+        yield
+
+    def _deal_product(self, number: int, product: Tensor, shift: int) -> Tensor:
+        del shift
+        first, second = self._streams("linear", number)
+        product -= first.words(*product.shape)
+        self._deal(product)
+        self._deal_carries(first, second, tuple(product.shape))
+        return _nothing(product.shape)
+
+    def _deal_carries(self, first: Stream, second: Stream, shape: tuple[int, ...]) -> None:
+        count = _size(shape)
+        alpha, share = first.packed_bits(count), first.half_words(*shape)
+        self._deal(truncation.deal(alpha, second.packed_bits(count), share))
+
+    def truncate(self, x: Tensor, shift: int) -> Gate:
+        del shift
+        gate, shape = self._next_gate(), (x.numel(), 1)
+        if self.is_dry:
+            self._deal(_nothing(shape, torch.int32))
+        else:
+            self._deal_carries(*self._streams("gate", gate), shape)
+        return _nothing(x.shape)
+        yield
+
+    def multiply(self, x: Tensor, y: Tensor) -> Gate:
+        del y
+        gate, shape = self._next_gate(), tuple(x.shape)
+        if self.is_dry:
+            self._deal(_nothing(shape))
+        else:
+            first, second = self._streams("gate", gate)
+            a, b = (first.words(*shape) + second.words(*shape) for _ in range(2))
+            self._deal(a * b - first.words(*shape))
+        return _nothing(shape)
+        yield
+
+    def compare(self, x: Tensor, bits: int) -> Generator[Any, Any, Bit]:
+        width, gate = self._width(x.numel(), bits), self._next_gate()
+        if self.is_dry:
+            for shape in width.dealt_shapes:
+                self._deal(_nothing(shape))
+            return _DealtBit(self, tuple(x.shape), None)
+        tables, words, betas = sealed.deal_and_keep(*self._streams("gate", gate), width)
+        self._deal(tables)
+        self._deal(words)
+        return _DealtBit(self, tuple(x.shape), betas)
+        yield
+
+    def deal_bit_product(self, count: int, betas: Tensor | None) -> None:
+        gate = self._next_gate()
+        if betas is None:
+            self._deal(_nothing((count,)))
+        else:
+            self._deal(sealed.deal_bit_product(*self._streams("gate", gate), planes.spread(betas, count)))
+
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        shape = tuple(masked.part.shape)
+        self.norm_shifts.append((norm.label, norm.shift))
+        self._norms.append((norm.label, _nothing(shape[1:2])))
+        if self.is_dry:
+            self._deal(_nothing(shape[1:2]))
+            return Blinded(masked, masked.part)
+        stream, _ = self._streams(purpose, number)
+        mask = stream.words(*shape)
+        cross = _by_channel(_cut(mask, norm) * _cut(masked.part, norm))
+        self._deal(cross - stream.words(len(cross)))
+        return Blinded(masked, mask)
+        yield
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        step = self.terms.linear_steps[layer]
+        shape = step.weight_shape(self.terms.linear_sources[layer])
+        if self.is_dry:
+            self._deal(_nothing(shape))
+        else:
+            left = torch.cat([delta.told, delta.masked.part])
+            words = weight_gradient(step, left, torch.cat([value.masked.part, value.told]))
+            self._deal(words - self._streams("gradient", layer)[0].words(*words.shape))
+        return _nothing(shape)
+        yield
+
+    def watch(self, label: str, x: Tensor) -> None:
+        self.watched_shapes.append((label, tuple(x.shape[1:])))
+        super().watch(label, x)
+
+    def _sums(self, groups: Tensor, number: int) -> Tensor:
+        del number
+        return _nothing((len(groups), NUM_SUMS))
+
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
+        del labelled
+        return 0
+
+    def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
+        del share
+        return 0
+        yield
+
+
+@dataclass(frozen=True, repr=False)
+class _DealtBit(Bit):
+    role: Dealing
+    shape: tuple[int, ...]
+    betas: Tensor | None
+
+    def positive_part(self) -> Tensor:
+        return _nothing(self.shape)
+
+    def share(self) -> Tensor:
+        return _nothing(self.shape)
+
+    def times(self, value: Tensor) -> Gate:
+        self.role.deal_bit_product(value.numel(), self.betas)
+        return value
+        yield
+
+
+def group_size(channels: int, length: int) -> int:
+    """Of channels of so many numbers. A large channel has groups of its own, small ones share theirs as a whole."""
+    if length >= GROUP // 2:
+        return min(GROUP, length)
+    return min(channels, GROUP // length) * length
+
+
+def in_groups(x: Tensor) -> Tensor:
+    """A row a group; zeros fill up the last."""
+    channels = x.transpose(0, 1).reshape(x.shape[1], -1)
+    size = group_size(*channels.shape)
+    if size <= channels.shape[1]:
+        return F.pad(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
+    together = size // channels.shape[1]
+    return F.pad(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
+
+
+def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
+    """A of one layer: known to the first party and the dealer."""
+    shape = terms.linear_steps[layer].weight_shape(terms.linear_sources[layer])
+    return Stream(seed, "weights", layer, terms.batch_size).words(*shape)
+
+
+def _nothing(shape: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+    """A shape without numbers: what the dealer has of a value."""
+    return torch.empty(tuple(shape), dtype=dtype, device=_DEALER_PIECE)
+
+
+def _size(shape: Sequence[int]) -> int:
+    return _nothing(shape).numel()

@@ -1,0 +1,91 @@
+"""A training step, gate by gate: the same for the parties, the dealer, and whoever only wants to know its shape.
+
+`forward`, with what the backward pass needs on a tape; the loss (`loss`); `backward`; gradients of what trains; and a
+look at whether every number was within its range. Values are shares, batch first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bilateral.errors import NumericalRangeError
+from bilateral.protocols.share.circuit.description import FRACTION_BITS
+from bilateral.protocols.share.training.backward import backward
+from bilateral.protocols.share.training.forward import forward
+from bilateral.protocols.share.training.loss import loss_delta
+from bilateral.protocols.share.training.roles import Blinded, Dealing, Norm, Role
+from bilateral.protocols.share.training.tape import Delta, Tape, Walk
+from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
+
+
+def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
+    """The step. Returns this party's part of the gradient, flat (`StepTerms.decode`).
+
+    `inputs`, `targets`: encoded, of the second party; None elsewhere.
+    """
+    terms, num_steps = role.terms, len(role.terms.circuit.steps)
+    tape = Tape([role.secret_of_second(inputs, (terms.batch_size, *terms.circuit.input_shape))])
+    for index in range(num_steps):
+        tape.values.append((yield from forward(role, tape, index)))
+        tape.forget(terms, index)
+    delta = yield from loss_delta(role, tape.value(-1), targets)
+    role.watch("loss", delta)
+    tape.deltas[num_steps] = Delta(delta, FRACTION_BITS)
+    for index in reversed(range(num_steps)):
+        if index + 1 in tape.deltas:
+            yield from backward(role, tape, index)
+    found = yield from _gradients(role, tape)
+    beyond = yield from role.settle()
+    if beyond:
+        raise NumericalRangeError(
+            f"Numbers of this training step left their range: {beyond} of its random sums are beyond their limits.",
+            remedy="Normalise the inputs, lower the learning rate, or use weight decay; the step was not used.",
+        )
+    return found
+
+
+def _gradients(role: Role, tape: Tape) -> Walk:
+    terms, found = role.terms, []
+    values: dict[int, Blinded] = {}
+    for layer in sorted(tape.masked_deltas):
+        masked, delta = tape.masked_deltas[layer]
+        weight_trains, bias_trains = terms.trains[layer]
+        source = terms.source_values[layer]
+        if weight_trains:
+            if source not in values:
+                norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
+                values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
+            norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
+            blinded = yield from role.blind("delta blind", layer, masked, norm)
+            found.append((yield from role.gradient(layer, values[source], blinded)).reshape(-1))
+        if bias_trains:
+            found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
+    return torch.cat(found)
+
+
+def shape_of(terms: StepTerms) -> StepShape:
+    """By walking the step with shapes alone."""
+    dealer = Dealing(terms, None)
+    run(step(dealer, None, None))
+    parts = []
+    for layer, (weight, bias) in enumerate(terms.trains):
+        delta_bits = dealer.delta_bits.get(layer, FRACTION_BITS)
+        source = terms.linear_sources[layer]
+        if weight:
+            shape = terms.linear_steps[layer].weight_shape(source)
+            parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
+        if bias:
+            parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts))
+
+
+def run(walk: Walk) -> Any:
+    """To its end, a walk that never waits."""
+    try:
+        next(walk)
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("a walk of the dealer waits for nobody")
