@@ -11,6 +11,7 @@
     |   `-- RecoveryError         what perturbed training recovers is not the gradient of plain training
     |-- ProtocolError             a message, or a value inside one, breaks the protocol
     |   |-- NumericalRangeError   a value is NaN, infinite, or outside the range where recovery is exact
+    |   |   `-- OutOfRangeError   a number of a sealed step left its range, as both its parties have found
     |   |-- MalformedMessageError bytes that are no message, or a message with a part missing or too much
     |   |-- AuthenticationError   a key, signature or sealed share is not of whom it claims to be
     |   |   `-- SealedShareError  what one client dealt to another does not open
@@ -80,6 +81,10 @@ class ProtocolError(BilateralError):
 
 class NumericalRangeError(ProtocolError):
     """A value is NaN, infinite, or outside the range in which recovery is exact."""
+
+
+class OutOfRangeError(NumericalRangeError):
+    """A number of a sealed step left its range, as both its parties have found: nobody's fault, and no gradient."""
 
 
 class MalformedMessageError(ProtocolError):

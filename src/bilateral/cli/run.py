@@ -62,6 +62,10 @@ def run_command(
     dropout: Annotated[
         float | None, typer.Option(help="Simulate clients that die: chance a round.", show_default=False)
     ] = None,
+    dealer: Annotated[
+        str | None,
+        typer.Option(help="Sealed training: a party without data that deals; by default rotating.", show_default=False),
+    ] = None,
     seed: Seed = None,
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
@@ -98,6 +102,8 @@ def run_command(
 
       bilateral run --clients 8 --dropout 0.1
 
+      bilateral run --protection sealed --data breast-cancer --model mlp-3 --loss mse --dealer auditor --rounds 30
+
       bilateral run --data breast-cancer --model mlp-3 --loss mse --noise offset --epsilon 8 --rounds 30
 
       bilateral run --resume out
@@ -115,6 +121,7 @@ def run_command(
         "protection": protection,
         "aggregation.masks": masks,
         "federation.dropout": dropout,
+        "federation.dealer": dealer,
         "seed": seed,
     }
     other = _other_kind(plan, resume)

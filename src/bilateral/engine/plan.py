@@ -9,7 +9,7 @@ Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated,
 from bilateral.learning.client import num_participants
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
+from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
@@ -81,6 +82,9 @@ class FederationPlan(Section):
         default=None, ge=1, description="fewest sites a round starts with; by default what the aggregation needs"
     )
     patience: float = Field(default=600.0, ge=0, description="seconds to wait for that many sites")
+    dealer: str = Field(
+        default=ROTATING, min_length=1, description="sealed training: who deals; a party without data, or rotating"
+    )
 
     def num_participants(self, num_clients: int) -> int:
         """How many of the clients join a round."""
@@ -147,6 +151,15 @@ class RunPlan(Section):
     def chosen(self) -> Chosen:
         """What `protection` and `noise.mechanism` stand for."""
         return Chosen.by(self)
+
+    @property
+    def named_dealer(self) -> str | None:
+        """A party without data that deals for all; None where nobody deals, or clients do so for each other."""
+        return self.federation.dealer if self.traits.computes_on_shares and self.federation.dealer != ROTATING else None
+
+    def parties(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Everybody with keys of the run: these clients, and whom they need besides."""
+        return (*names, self.named_dealer) if self.named_dealer is not None else tuple(names)
 
     @property
     def traits(self) -> Traits:
@@ -228,7 +241,9 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
     other than before.
     """
     left_out: dict[str, Callable[[str, Any], bool]] = {
-        "federation": lambda key, _: key in ("timeout", "min_sites", "patience"),
+        "federation": lambda key, value: (
+            key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
+        ),
         "data": lambda key, value: key in ("sites", "server") and not value,
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }

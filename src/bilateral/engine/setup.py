@@ -23,7 +23,7 @@ from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.engine.stack import make_stack
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
-from bilateral.learning.exchange import Dropouts, LocalExchange, Record
+from bilateral.learning.exchange import Dropouts, LocalExchange, Party, Record
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.learning.problem import Problem, Share
 from bilateral.learning.secrets import Secrets
@@ -39,6 +39,7 @@ from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
 
@@ -64,6 +65,11 @@ class Blueprint:
         for name, share in federation.shares.items():
             federation.problem.check_share(name, share)
             _refuse_batch_of_one(name, plan, len(share), graph)
+        if plan.named_dealer in (SERVER, *federation.names):
+            raise PlanError(
+                f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
+                remedy="A dealer that is named has no data and nothing else to do: give it a name of its own.",
+            )
         around = Groundwork(plan, federation.problem, federation.members, model, graph, secrets)
         self._stack = make_stack(plan, around)
 
@@ -134,11 +140,15 @@ class Blueprint:
             reordering=reordering,
         )
 
+    def helper(self, name: str) -> Party:
+        """A party without data that this plan needs."""
+        return self._stack.helpers[name](self._secrets.key_ring(name))
+
     def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
-        """All clients whose data are here, as a transport."""
+        """All clients whose data are here, and whom they need, as a transport."""
         shared = Workspace()  # one step at a time: one set of weights will do
         clients = {name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares}
-        return LocalExchange(clients, record, dropouts)
+        return LocalExchange(clients, record, dropouts, {name: self.helper(name) for name in self._stack.helpers})
 
     def _share(self, name: str) -> Share:
         told = {member.name: member.num_samples for member in self.federation.members}
@@ -172,7 +182,7 @@ def make_blueprints(
         Blueprint(
             plan,
             federation,
-            secrets or SimulatedSecrets(plan.seed, names),
+            secrets or SimulatedSecrets(plan.seed, plan.parties(names)),
             model,
             graphs[plan.perturbation.norm_inputs],
         )

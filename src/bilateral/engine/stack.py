@@ -5,8 +5,8 @@ perturbation (or the plain model)  ->  clipping and noise  ->  masks
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -15,7 +15,8 @@ from bilateral.errors import UnsoundPlanError
 from bilateral.learning.adaptive_aggregation import AdaptiveAggregation
 from bilateral.learning.aggregation import Aggregation, PlainAggregation
 from bilateral.learning.client import PlainUploader, Uploader
-from bilateral.learning.halves import ServerHalf
+from bilateral.learning.exchange import Party
+from bilateral.learning.halves import GradientCheck, ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader, PrivateUploader
 from bilateral.models.scale_graph import ScaleGraph
@@ -32,7 +33,6 @@ from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.settings import Loss
 
 CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
@@ -53,7 +53,8 @@ class Stack:
     """The clients' weight in the average; None is the number of their samples."""
     privacy: PrivacyReport | None = None
     term_scales: tuple[float, ...] = ()
-    check: RecoveryCheck | None = None
+    check: GradientCheck | None = None
+    helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
 
 
 def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Mix:
@@ -95,6 +96,11 @@ def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
             f"Refused, noise between clients under masks: {name_of(mix)} would have the noise and no masks.",
             remedy="Use aggregation.masks = 'none', or noise that is not between clients.",
         )
+    if (sides.words or sides.helpers) and mix.masks != "ring":
+        raise UnsoundPlanError(
+            f"Refused, ring words without ring masks: {name_of(mix)} would upload what nobody can read.",
+            remedy="Use aggregation.masks = 'ring'.",
+        )
     if sides.make_adaptive is not None and mix.masks != "ring":
         raise UnsoundPlanError(
             f"Refused, adaptive clipping without ring masks: nobody would tell clients their norm in {name_of(mix)}.",
@@ -107,8 +113,10 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
 
     def make_aggregation() -> Aggregation:
         run_id = secrets.run_id
-        server = MaskServer(run_id, around.names, settings, sides.fixed_bounds, pinned=secrets.pinned())
-        aggregation = MaskedAggregation(server, run_id, around.names, sides.shape)
+        helpers = tuple(sides.helpers)
+        everyone = [*around.names, *helpers]
+        server = MaskServer(run_id, everyone, settings, sides.fixed_bounds, pinned=secrets.pinned(), words=sides.words)
+        aggregation = MaskedAggregation(server, run_id, around.names, sides.shape, helpers=helpers)
         return AdaptiveAggregation(aggregation, sides.make_adaptive()) if sides.make_adaptive else aggregation
 
     def make_uploader(client: str, parts: ClientParts) -> Uploader:
@@ -119,8 +127,9 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             secrets.stream("masks", client),
             fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
+            words=sides.words,
         )
-        return MaskUploader(masks, ring, parts.set_norm)
+        return MaskUploader(masks, ring, parts.set_norm, parts.opened)
 
     # The question of the published cross entropy has a row a sample.
     asks = around.plan.chosen.asks(around.problem.loss)
@@ -189,4 +198,5 @@ def _stack(
         sides.privacy,
         sides.term_scales,
         sides.check,
+        sides.helpers,
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Exchange, Packet
+from bilateral.learning.halves import OpenedRound
 from bilateral.protocols.membership import ClipNorm
 from bilateral.protocols.messages import Aggregate, Message
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
@@ -24,6 +25,10 @@ class AdaptiveAggregation:
     @property
     def incidents(self) -> list[Incident]:
         return self._inner.incidents
+
+    @property
+    def opened(self) -> OpenedRound | None:
+        return self._inner.opened
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
         opened = self._inner.open(round_index, participants, exchange)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bilateral.errors import NumericalRangeError, ProtocolError, ThresholdError
 from bilateral.learning.exchange import Exchange, Packet, Unusable
+from bilateral.learning.halves import OpenedRound
 from bilateral.learning.upload_check import UploadShape, check_upload, is_out_of_range
 from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
 
@@ -29,6 +30,11 @@ class Aggregation(Protocol):
     @property
     def incidents(self) -> list[Incident]:
         """Messages that were refused so far."""
+        ...
+
+    @property
+    def opened(self) -> OpenedRound | None:
+        """What clients were told of the round under way, where masks say so."""
         ...
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
@@ -62,6 +68,7 @@ class PlainAggregation:
     def __init__(self, shape: UploadShape) -> None:
         self._shape = shape
         self.incidents: list[Incident] = []
+        self.opened: OpenedRound | None = None
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:  # noqa: ARG002
         return dict.fromkeys(participants, ())

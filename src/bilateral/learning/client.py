@@ -31,8 +31,7 @@ class BatchSchedule:
 
     @property
     def batches_per_epoch(self) -> int:
-        # The last, smaller batch is joined to the one before: a rest of one sample would be useless to BatchNorm.
-        return max(1, self.num_samples // self.batch_size) if self.batch_size else 1
+        return _batches_per_epoch(self.num_samples, self.batch_size)
 
     def batch(self, round_index: int) -> Tensor:
         """Indices of the round's samples, ascending (their order does not matter to a gradient)."""
@@ -43,6 +42,25 @@ class BatchSchedule:
         start = position * self.batch_size
         last = position == self.batches_per_epoch - 1
         return order[start:].sort().values if last else order[start : start + self.batch_size].sort().values
+
+
+def batch_size_in(num_samples: int, batch_size: int, round_index: int) -> int:
+    """How many samples `BatchSchedule` takes in a round."""
+    if batch_size == 0 or batch_size >= num_samples:
+        return num_samples
+    count = _batches_per_epoch(num_samples, batch_size)
+    is_last = round_index % count == count - 1
+    return num_samples - (count - 1) * batch_size if is_last else batch_size
+
+
+def largest_batch_size(num_samples: int, batch_size: int) -> int:
+    """Of all rounds: the last of an epoch is the largest."""
+    return batch_size_in(num_samples, batch_size, _batches_per_epoch(num_samples, batch_size) - 1)
+
+
+def _batches_per_epoch(num_samples: int, batch_size: int) -> int:
+    # The last, smaller batch is joined to the one before: a rest of one sample would be useless to BatchNorm.
+    return max(1, num_samples // batch_size) if batch_size else 1
 
 
 class Schedule(Protocol):
@@ -135,7 +153,7 @@ class TrainingClient:
             return self._uploader.handle(message)
         if isinstance(message, RoundModel):
             self._uploader.bind(message)
-            reply = self._train(message)
+            reply: Message | None = self._train(message)
         else:
             reply = self.half.receive(message)
         return self._uploader.finish(reply) if isinstance(reply, Upload) else reply

@@ -35,6 +35,13 @@ class Unusable(Message):
     reason: str
 
 
+@dataclass(frozen=True)
+class Unanswered(Message):
+    """Stands among the replies for one that was refused when it came: an incident already. It never travels."""
+
+    round_index: int
+
+
 class Enough(tuple[Message, ...]):
     """An empty packet that also says what to keep of the last reply: a large one that was used need not be kept."""
 
@@ -107,6 +114,8 @@ class LocalExchange:
     clients: Mapping[str, Party]
     record: Record
     dropouts: Dropouts | None = None
+    helpers: Mapping[str, Party] = field(default_factory=dict)
+    """Parties without data. Dropouts are of clients."""
     _num_replies: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def __call__(
@@ -125,14 +134,15 @@ class LocalExchange:
                 self.record(round_index, SERVER, name, message)
             if self._is_dead(round_index, name):
                 return None
-            reply = self.clients[name].handle(packet)
+            party = self.helpers[name] if name in self.helpers else self.clients[name]
+            reply = party.handle(packet)
             self.record(round_index, name, SERVER, reply)
             packet = respond(name, reply) if respond is not None else ()
             if not packet:
                 return kept_of(packet, reply)
 
     def _is_dead(self, round_index: int, name: str) -> bool:
-        if self.dropouts is None:
+        if self.dropouts is None or name in self.helpers:
             return False
         limit = self.dropouts.replies_before_death(round_index, name)
         given = self._num_replies.get((round_index, name), 0)

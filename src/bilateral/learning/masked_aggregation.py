@@ -26,6 +26,7 @@ from torch import Tensor
 from bilateral.errors import LostSumError, ProtocolError, ThresholdError
 from bilateral.learning.aggregation import Incident, expect, uploads_among
 from bilateral.learning.exchange import SETUP, Enough, Exchange, Packet, Taken
+from bilateral.learning.halves import OpenedRound
 from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
@@ -48,7 +49,8 @@ from bilateral.protocols.wire import digest
 class KeyAgreement:
     """Once a run: collect the clients' keys and hand out the roster, each client's with its first opening.
 
-    Until there are keys enough for a roster, every round asks the clients whose keys are missing.
+    Until there are keys enough for a roster, every round asks the clients whose keys are missing. `needed`: without the
+    keys of these there is none.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class KeyAgreement:
         names: Sequence[str],
         register: Callable[[str, KeyAnnouncement], None],
         incidents: list[Incident],
+        needed: Sequence[str] = (),
     ) -> None:
         self._run_id = run_id
         self._missing = list(names)
         self._register = register
         self._incidents = incidents
+        self._needed = tuple(needed)
         self._roster: Roster | None = None
         self._informed: set[str] = set()
 
@@ -71,6 +75,7 @@ class KeyAgreement:
             request = KeyRequest(self._run_id)
             for sender, reply in exchange(SETUP, dict.fromkeys(self._missing, (request,))).items():
                 self._take(sender, reply)
+            self._expect_needed()
             self._roster = make_roster()
         return [name for name in participants if name in self._roster.clients]
 
@@ -86,6 +91,13 @@ class KeyAgreement:
     def informed(self, names: Sequence[str]) -> None:
         self._informed.update(names)
 
+    def _expect_needed(self) -> None:
+        if missing := [name for name in self._needed if name in self._missing]:
+            raise ThresholdError(
+                f"There are no keys of {missing[0]}, without whom no round can be prepared.",
+                remedy="Bring it back; it is asked again in the next round.",
+            )
+
     def _take(self, sender: str, reply: Message) -> None:
         try:
             self._register(sender, expect(reply, KeyAnnouncement, sender))
@@ -96,20 +108,37 @@ class KeyAgreement:
 
 
 class MaskedAggregation:
-    """Sums under ring masks: the server learns the sum over the survivors and nothing else."""
+    """Sums under ring masks: the server learns the sum over the survivors and nothing else.
 
-    def __init__(self, server: MaskServer, run_id: bytes, names: Sequence[str], shape: UploadShape) -> None:
+    `helpers`: parties that agree on keys with the clients and upload nothing.
+    """
+
+    def __init__(
+        self,
+        server: MaskServer,
+        run_id: bytes,
+        names: Sequence[str],
+        shape: UploadShape,
+        *,
+        helpers: Sequence[str] = (),
+    ) -> None:
         self._server = server
+        self._opened: OpenedRound | None = None
         self._shape = shape
         self._suspects = Suspects()
         self.incidents: list[Incident] = []
-        self._keys = KeyAgreement(run_id, names, server.register, self.incidents)
+        self._keys = KeyAgreement(run_id, [*names, *helpers], server.register, self.incidents, helpers)
+
+    @property
+    def opened(self) -> OpenedRound | None:
+        return self._opened
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
         known = self._keys.members(participants, exchange, self._server.roster)
         suspects = self._suspects.names()
         members = [name for name in known if name not in suspects]
         opening = self._server.open_round(round_index, members, self._shape.num_terms + 1, self._shape.num_values)
+        self._opened = OpenedRound(self._server.roster(), opening)
         return self._share(round_index, opening, members, exchange)
 
     def take(self, round_index: int, sender: str, reply: Message) -> Packet:
@@ -208,6 +237,7 @@ class PairwiseAggregation:
         self._expected: set[str] = set()
         self._left_out: set[str] = set()
         self.incidents: list[Incident] = []
+        self.opened: OpenedRound | None = None
         self._keys = KeyAgreement(run_id, names, self._directory.register, self.incidents)
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:

@@ -9,18 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bilateral.errors import NumericalRangeError, ProtocolError
+from bilateral.errors import NumericalRangeError, OutOfRangeError, ProtocolError
 from bilateral.learning.aggregation import Aggregation, Incident
-from bilateral.learning.exchange import Exchange, Packet
-from bilateral.learning.halves import ServerHalf
+from bilateral.learning.exchange import Enough, Exchange, Packet, Unanswered
+from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
 from bilateral.models.modes import evaluating
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
@@ -38,15 +38,15 @@ class Training:
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
-    check: RecoveryCheck | None = None
-    """Of perturbation, before the first round."""
+    check: GradientCheck | None = None
+    """Before the first round."""
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum."""
 
     def check_recovery(self) -> RecoveryReport | None:
         """Try on the server's own inputs whether rounds would recover the gradient of plain training.
 
-        Raises `RecoveryError` if not. Changes nothing; None without perturbation.
+        Raises `RecoveryError` if not. Changes nothing; None where gradients are plain autograd's by themselves.
         """
         return self.check.run(self.model) if self.check is not None else None
 
@@ -58,18 +58,19 @@ class Training:
     def advance(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> tuple[str, ...]:
         """One round; returns whose uploads are in it. The model changes only after every upload has been checked.
 
-        1. the aggregation prepares the round (masks: clients share their seeds)
+        1. the aggregation prepares the round (masks: clients share their seeds), then the server's half if it has to
+           (sealed training: dealers deal); whom that leaves out is an incident
         2. the server sends the round's model to those who are still there
         3. each client trains; with the published cross entropy it asks the server once in between; and uploads
            (a question that makes no sense is an incident, and its sender is out of the round)
         4. the aggregation makes one sum of the uploads (masks: clients help to unmask it)
         5. the server recovers the gradient from the sum and takes a step
         """
-        opened = self.aggregation.open(round_index, participants, exchange)
+        opened = self._prepared(round_index, self.aggregation.open(round_index, participants, exchange), exchange)
         model = self.server.start_round(round_index)
         packets = {name: (*before, model) for name, before in opened.items()}
         replies = exchange(round_index, packets, partial(self._answer, round_index))
-        answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question)}
+        answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question | Unanswered)}
         total = self.aggregation.close(round_index, answered, exchange, (model,))
         update, contributors = self.server.recover(total), total.contributors
         del total, model, packets, replies, answered  # each as large as the model, or larger
@@ -88,15 +89,29 @@ class Training:
             )
         return contributors
 
+    def _prepared(self, round_index: int, opened: dict[str, Packet], exchange: Exchange) -> dict[str, Packet]:
+        """What precedes the model, for each client that is still there."""
+        if not isinstance(self.server, PreparingHalf):
+            return opened
+        told = self.aggregation.opened
+        assert told is not None, "a half that prepares rounds is built under masks"
+        prepared = self.server.prepare(told, tuple(opened), exchange)
+        self.aggregation.incidents.extend(Incident(round_index, who, why) for who, why in prepared.incidents)
+        return {name: (*opened[name], *packet) for name, packet in prepared.packets.items()}
+
     def _answer(self, round_index: int, sender: str, reply: Message) -> Packet:
         """Only a question of the protection is answered; uploads, masked or not, end the conversation."""
-        if not isinstance(reply, Question):
-            return self.aggregation.take(round_index, sender, reply)
         try:
-            return (self.server.answer(sender, reply),)
+            if isinstance(reply, Question):
+                return (self.server.answer(sender, reply),)
+            if isinstance(self.server, PreparingHalf) and isinstance(reply, MaskedUpload):
+                self.server.expect_finished(sender)
+        except OutOfRangeError:
+            raise
         except ProtocolError as error:
             self.aggregation.incidents.append(Incident(round_index, sender, str(error)))
-            return ()
+            return Enough.keeping(Unanswered(round_index))
+        return self.aggregation.take(round_index, sender, reply)
 
     def weights(self) -> Tensor:
         """All parameters as one float64 vector."""

@@ -20,6 +20,8 @@ from bilateral.protocols.membership import ClipNorm, KeyRequest, RoundMembers
 from bilateral.protocols.messages import Message, RoundModel, Upload
 from bilateral.protocols.wire import digest
 
+Opened = Callable[[KeyRing, MaskOpening], None]
+"""Told of an opening that was taken, with the client's keys of the run."""
 Privatise = Callable[[Upload], Upload]
 """Clips an upload or adds noise that stays."""
 AddPairwise = Callable[[Upload, int, Sequence[str]], Upload]
@@ -71,7 +73,9 @@ class MaskUploader:
         masks: MaskClient,
         keys: KeyRing,
         set_norm: Callable[[float], None] | None = None,
+        opened: Opened | None = None,
     ) -> None:
+        self._opened = opened
         self._masks = masks
         self._keys = keys
         self._set_norm = set_norm
@@ -87,7 +91,10 @@ class MaskUploader:
             case ClipNorm():
                 self._norm = message
             case MaskOpening():
-                return self._masks.open(message)
+                reply = self._masks.open(message)
+                if self._opened is not None:
+                    self._opened(self._keys, message)
+                return reply
             case RoutedShares():
                 return self._receive_shares(message)
             case SurvivorList():

@@ -1,6 +1,6 @@
 """Protections: each is one folder, with its settings, traits, refused mixes, vocabulary, guarantee and both its sides.
 
-    perturbation/ fedavg/                     what a plan's `protection` names: what clients are sent, and upload
+    perturbation/ fedavg/ sealed/             what a plan's `protection` names: what clients are sent, and upload
     sound/ published/ mp_cdp/ mp_dp_naive/    what its `noise.mechanism` names: noise on top of that
 
 Nobody else compares their names: a plan's strings are resolved here (`plan.chosen`, `plan.traits`). One from outside of
@@ -13,7 +13,16 @@ from bilateral.protections.mp_dp_naive.protection import MpDpNaive
 from bilateral.protections.perturbation.protection import Perturbation
 from bilateral.protections.published.protection import Published
 from bilateral.protections.registry import register
+from bilateral.protections.sealed.protection import Sealed
 from bilateral.protections.sound.protection import Sound
 
-for _one in (Perturbation(), FedSgd(), Sound(), Published(), MpCdp(), MpDpNaive()):  # as errors and help list them
+for _one in (
+    Perturbation(),
+    FedSgd(),
+    Sealed(),
+    Sound(),
+    Published(),
+    MpCdp(),
+    MpDpNaive(),
+):  # as errors and help list them
     register(_one)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
@@ -22,7 +22,6 @@ from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.settings import Loss
 
 
@@ -131,7 +130,7 @@ class ModelProtection(Protection):
         """How noise is divided between the terms; empty is evenly."""
         return ()
 
-    def recovery_check(self, around: Groundwork) -> RecoveryCheck | None:  # noqa: ARG002
+    def recovery_check(self, around: Groundwork) -> GradientCheck | None:  # noqa: ARG002
         """Of the recovered gradient against plain autograd, before the first round."""
         return None
 

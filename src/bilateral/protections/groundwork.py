@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pydantic import BaseModel
 from torch import nn
@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # a protection is built from a groundwork
     from bilateral.protections.chosen import Chosen
 
 
+ROTATING: Final = "rotating"
+"""What `federation.dealer` says where participants deal for each other."""
+
+
 class TrainingSettings(Protocol):
     """`[training]`, as far as protections read it."""
 
@@ -46,6 +50,8 @@ class FederationSettings(Protocol):
 
     @property
     def participation(self) -> float: ...
+    @property
+    def dealer(self) -> str: ...
 
     def num_participants(self, num_clients: int, /) -> int: ...
 
@@ -71,6 +77,8 @@ class Plan(Protocol):
     def chosen(self) -> Chosen: ...
     @property
     def traits(self) -> Traits: ...
+    @property
+    def named_dealer(self) -> str | None: ...
 
     def masks(self, num_clients: int, /) -> MaskName: ...
 
@@ -115,6 +123,11 @@ class Groundwork:
     def num_participants(self) -> int:
         """Clients of a round, as planned."""
         return self.plan.federation.num_participants(len(self.members))
+
+    @property
+    def named_dealer(self) -> str | None:
+        """A party without data that deals for all; None where nobody deals, or clients do so for each other."""
+        return self.plan.named_dealer
 
     @property
     def sample_counts(self) -> list[int]:

@@ -6,21 +6,21 @@ The server's process builds the server's side, a site's process that client, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from bilateral.learning.client import Schedule
-from bilateral.learning.halves import ClientHalf, ServerHalf
+from bilateral.learning.exchange import Party
+from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
-from bilateral.learning.uploading import AddPairwise, Privatise
+from bilateral.learning.uploading import AddPairwise, Opened, Privatise
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
-from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.workspace import Workspace
 
 
@@ -48,6 +48,8 @@ class ClientParts:
     """Counts a round against the client's budget, when its model has come."""
     set_norm: Callable[[float], None] | None = None
     """Takes over the norm of adaptive clipping."""
+    opened: Opened | None = None
+    """Told of every opening that its masks take, with the keys of the run (ring masks)."""
 
 
 @dataclass(frozen=True)
@@ -71,5 +73,9 @@ class Sides:
     """The server's side of adaptive clipping."""
     term_scales: tuple[float, ...] = ()
     """How noise is divided between the terms, if sites must be told it."""
-    check: RecoveryCheck | None = None
+    check: GradientCheck | None = None
     """Of the recovered gradient, before the first round."""
+    words: bool = False
+    """Uploads are ring words, which masks sum as they are."""
+    helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
+    """Parties without data that rounds need, each built from its keys in its own process."""

@@ -14,6 +14,9 @@ class Traits:
 
     hides_model: bool = False
     """Clients are sent a perturbed model (`PerturbedModel`), not the parameters as they are."""
+    computes_on_shares: bool = False
+    """Gradients are computed on shares between each client and the server, with the help of a dealer: clients are sent
+    no model at all, and upload ring words."""
     model_line: int = 0
     """The line about what a client makes of the models that it is sent."""
     upload_line: int = 0

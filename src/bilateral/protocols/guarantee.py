@@ -21,6 +21,9 @@ Subject = Literal[
     "signs of activations",
     "activations",
     "single answers",
+    "sealed model",
+    "sealed batch",
+    "sealed dealing",
 ]
 """What a claim is about, in a word: stable where the sentence is not."""
 

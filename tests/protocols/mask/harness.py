@@ -51,18 +51,20 @@ def upload_of(round_index, seed=0, *, terms=2, parameters=5, statistics=3, weigh
 class Group:
     """Clients with agreed keys. The steps of a round are methods; a test may interfere between them."""
 
-    def __init__(self, names, settings=None, *, seed=0, fixed_bounds=None):
+    def __init__(self, names, settings=None, *, seed=0, fixed_bounds=None, words=False):
         self.names = tuple(names)
         self.settings = settings or MaskSettings()
         self.rings = key_rings(names, seed)
-        self.server = MaskServer(RUN, names, self.settings, fixed_bounds)
+        self.server = MaskServer(RUN, names, self.settings, fixed_bounds, words=words)
         for name, ring in self.rings.items():
             self.server.register(name, sent(ring.announce()))
         roster = sent(self.server.roster())
         for ring in self.rings.values():
             ring.accept(roster)
         self.clients = {
-            name: MaskClient(ring, self.settings, SeededRandomness(seed, "mask"), fixed_bounds=fixed_bounds)
+            name: MaskClient(
+                ring, self.settings, SeededRandomness(seed, "mask"), fixed_bounds=fixed_bounds, words=words
+            )
             for name, ring in self.rings.items()
         }
 

@@ -64,7 +64,8 @@ def deploy(
 ) -> Deployed:
     """Provision a deployment for a plan in a new directory. `server`: the host name under which sites reach it."""
     check_deployable(plan)
-    deployment = Deployment(name, server, member_names(plan), fed_learn_port=port, plans=(plan.fingerprint(),))
+    sites = plan.parties(member_names(plan))
+    deployment = Deployment(name, server, sites, fed_learn_port=port, plans=(plan.fingerprint(),))
     check_deployment(deployment)
     return _describe(plan, provision(deployment, Path(name) if output is None else output))
 
@@ -73,7 +74,7 @@ def add_plan(plan: RunPlan, directory: Path) -> Deployed:
     """Make an existing deployment one for this plan too: its new sites get kits, all new kits accept it."""
     check_deployable(plan)
     known = {str(party["name"]) for party in read_project(Path(directory) / PROJECT_FILE)["participants"]}
-    new = {site: DataSettings() for site in member_names(plan) if site not in known}
+    new = {site: DataSettings() for site in plan.parties(member_names(plan)) if site not in known}
     return _describe(plan, extend(directory, new, [plan.fingerprint()]))
 
 
@@ -126,7 +127,8 @@ def _limits_of_protection(plan: RunPlan, num_sites: int) -> Iterator[str]:
 
 
 def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
-    needed = hosted_kind(ROUNDS).quorum(plan, num_sites).needed
+    num_helpers = len(plan.parties(()))
+    needed = hosted_kind(ROUNDS).quorum(plan, num_sites + num_helpers).needed - num_helpers
     if num_sites > 1 and needed == plan.federation.num_participants(num_sites):
         yield "Every invited site is needed in every round: one that is away holds up the run."
     if own_code := [name for name in (plan.data.name, plan.model.name) if ":" in name]:

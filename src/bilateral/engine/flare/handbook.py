@@ -103,14 +103,17 @@ its own, if it agrees. The new `spent/` has nothing of earlier plans: a budget b
 
 def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str) -> str:
     """The text for the operators of these kits."""
-    sites = [name for name in kits.sites if name in plan.data.sites] or list(kits.sites)
+    sites = [name for name in kits.sites if name in plan.data.sites] or [
+        name for name in kits.sites if name != plan.named_dealer
+    ]
+    num_helpers = len(plan.parties(()))
     service = json.loads((kits.server / WORKSPACE_FOLDER / "startup" / "fed_server.json").read_text(encoding="utf-8"))
     return _TEMPLATE.format(
         name=kits.server.parent.parent.name,
         plan_file=plan_file,
         fingerprint=plan.fingerprint(),
         warnings="\n".join(f"- {warning}" for warning in warnings),
-        parties="\n".join(_party(kits, kit, whom, channel) for kit, whom, channel in _parties(kits)),
+        parties="\n".join(_party(kits, kit, whom, channel) for kit, whom, channel in _parties(kits, plan)),
         version=__version__,
         data_name=plan.data.name,
         code=_code(plan),
@@ -118,16 +121,22 @@ def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str)
         server=kits.server.name,
         port=service["servers"][0]["service"]["target"].rpartition(":")[2],
         admin=kits.admin.relative_to(kits.directory),
-        needed=hosted_kind(ROUNDS).quorum(plan, len(sites)).needed,
+        needed=hosted_kind(ROUNDS).quorum(plan, len(sites) + num_helpers).needed - num_helpers,
         num_sites=len(sites),
         directory=kits.directory.name,
     )
 
 
-def _parties(kits: Kits) -> list[tuple[Path, str, str]]:
-    sites = [(kit, f"the operator of {name}", "a trusted channel to that operator") for name, kit in kits.sites.items()]
+def _parties(kits: Kits, plan: RunPlan) -> list[tuple[Path, str, str]]:
+    sites = [(kit, _operator(name, plan), "a trusted channel to that operator") for name, kit in kits.sites.items()]
     server = (kits.server, "the operator of the server", "a trusted channel to that operator")
     return [server, *sites, (kits.admin, "whoever may start and stop runs", "stays with you, or a trusted channel")]
+
+
+def _operator(name: str, plan: RunPlan) -> str:
+    if name == plan.named_dealer:
+        return f"the operator of {name}, who deals: it has no data, and must belong to neither a site nor the server"
+    return f"the operator of {name}"
 
 
 def _party(kits: Kits, kit: Path, whom: str, channel: str) -> str:

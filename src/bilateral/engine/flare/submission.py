@@ -70,7 +70,7 @@ def submit_run(
     """
     check_run_name(name)
     check_deployable(plan)
-    sites = member_names(plan)
+    sites = plan.parties(member_names(plan))
     quorum = hosted_kind(ROUNDS).quorum(plan, len(sites))
     with Admin(kit) as admin, tempfile.TemporaryDirectory(prefix="bilateral-job-") as folder:
         running = _running_job(admin, name, resume=resume)

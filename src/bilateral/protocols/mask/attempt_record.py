@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
-from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, FixedPointFormat
+from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import is_signed, roster_digest, statement_content
 from bilateral.protocols.mask.messages import (
@@ -28,6 +28,7 @@ from bilateral.protocols.mask.messages import (
     SurvivorSignature,
     UnmaskRequest,
 )
+from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.sealing import DIGEST_BYTES, SEALED_BYTES, SEED_BYTES, TAG_BYTES, Occasion, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import check_names, check_sum, signed_content
@@ -49,7 +50,7 @@ class AttemptRecord:
         self.settings = settings
         self.floor = floor
         self.occasion = Occasion.of(roster.run_id, opening)
-        self.form = FixedPointFormat(opening.fraction_bits, len(opening.participants))
+        self.form = format_of(opening)
         self.graph = PairGraph.of(opening.participants, settings, seed)
         self.stage: Stage = "shares"
         self.sealed: dict[str, SealedShares] = {}

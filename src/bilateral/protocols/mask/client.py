@@ -2,7 +2,8 @@
 
 1. `open`: draw a self seed and an escrow key, share both among the neighbours
 2. `receive_shares`: open what the neighbours shared
-3. `mask`: encode the upload, add the self mask and a mask for each active neighbour; or refuse for range
+3. `mask`: encode the upload, add the self mask and a mask for each active neighbour; or refuse for range (uploads of
+   ring words are taken as they are)
 4. `sign`: check over whom the sum will be, and sign just one such list a round
 5. `reveal`: given enough signatures on that very list, one share of each neighbour, then forget the round
 
@@ -16,16 +17,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from bilateral.arguments import checked
 from bilateral.errors import (
     AuthenticationError,
     NumericalRangeError,
+    PlanError,
     ProtocolError,
     SealedShareError,
     ThresholdError,
 )
 from bilateral.protocols.mask import shamir
-from bilateral.protocols.mask.fixed_point import FixedPointFormat, RowsOutOfRange, encode_upload
+from bilateral.protocols.mask.fixed_point import RowsOutOfRange, encode_upload
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.last_bits import KEY_BYTES, LastBits
@@ -42,6 +46,7 @@ from bilateral.protocols.mask.messages import (
 )
 from bilateral.protocols.mask.openings import OpeningHistory
 from bilateral.protocols.mask.prg import add_masks, bound_seed
+from bilateral.protocols.mask.ring_words import RingWords, UploadFormat, words_of
 from bilateral.protocols.mask.sealing import (
     SEED_BYTES,
     Occasion,
@@ -63,7 +68,7 @@ class _Attempt:
     """What the client keeps of the current attempt. Secret."""
 
     occasion: Occasion
-    form: FixedPointFormat
+    form: UploadFormat
     graph: PairGraph
     threshold: int
     floor: int
@@ -84,6 +89,8 @@ class MaskClient:
     and says nothing about sizes: a value beyond its bound is an error here, not a message. Every value carries noise
     there and weights are 1; elsewhere last bits are drawn, which keep weights out of sums, by a secret of this client
     from `last_bits` or from `randomness`: once for an upload, however often it is sent.
+
+    `words`: uploads are ring words (`ring_words`), and no opening for numbers is answered; without it, none for words.
     """
 
     @checked
@@ -95,17 +102,20 @@ class MaskClient:
         *,
         fixed_bounds: Sequence[float] | None = None,
         last_bits: Randomness | None = None,
+        words: bool = False,
     ) -> None:
+        if words and fixed_bounds is not None:
+            raise PlanError("Ring words have no bounds.", remedy="Give `words` or `fixed_bounds`.")
         key_ring.claim("mask")
         self.name = key_ring.name
         self._ring = key_ring
         self._settings = settings
         self._randomness = (randomness or SecureRandomness()).child("mask client", self.name)
-        self._openings = OpeningHistory(self.name, settings, fixed_bounds)
+        self._openings = OpeningHistory(self.name, settings, fixed_bounds, words=words)
         self._attempt: _Attempt | None = None
         self._upload: tuple[Upload, bytes] | None = None
         drawn = last_bits or self._randomness.child("last bits")
-        self._bits_secret = None if fixed_bounds is not None else drawn.random_bytes(KEY_BYTES)
+        self._bits_secret = None if words or fixed_bounds is not None else drawn.random_bytes(KEY_BYTES)
 
     def open(self, message: MaskOpening) -> SealedShares:
         """Step 1. A neighbourhood is never smaller than the client's own settings say: it computes the graph itself."""
@@ -172,8 +182,7 @@ class MaskClient:
                 f"{self.name}: the upload is of round {upload.round_index}, the current round is "
                 f"{occasion.round_index}."
             )
-        last_bits = None if self._bits_secret is None else LastBits.of(upload, self._bits_secret)
-        encoded = encode_upload(upload, attempt.form, self.name, last_bits)
+        encoded = self._encoded(upload, attempt.form)
         if isinstance(encoded, RowsOutOfRange) and self._openings.has_fixed_bounds:
             raise NumericalRangeError(
                 f"Upload from {self.name}: a value is beyond the fixed bounds of this run.",
@@ -226,6 +235,12 @@ class MaskClient:
         )
         self._attempt = self._upload = None
         return RevealedShares(message.round_index, message.attempt, owners, shares)
+
+    def _encoded(self, upload: Upload, form: UploadFormat) -> Tensor | RowsOutOfRange:
+        if isinstance(form, RingWords):
+            return words_of(upload, self.name)
+        last_bits = None if self._bits_secret is None else LastBits.of(upload, self._bits_secret)
+        return encode_upload(upload, form, self.name, last_bits)
 
     def _sealed(self, attempt: _Attempt, held: dict[str, SharePair], escrow_key: bytes) -> SealedShares:
         occasion, neighbours = attempt.occasion, attempt.graph.neighbours(self.name)

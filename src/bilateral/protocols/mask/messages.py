@@ -51,7 +51,7 @@ class Roster(Message):
 
 @dataclass(frozen=True)
 class MaskOpening(Message):
-    """1. Who takes part, and the fixed-point format of every row."""
+    """1. Who takes part, and the fixed-point format of every row; no rows: uploads are ring words as they are."""
 
     round_index: int
     attempt: int

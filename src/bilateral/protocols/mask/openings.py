@@ -3,6 +3,7 @@
 - attempts only go forward, three a round, and none follows a signed list: two sums would show their difference
 - later attempts are among the first one's participants, and never below the floor that the first one set
 - where the plan fixes bounds, no other format: in tiny ones, clients would refuse and so tell the sizes of their values
+- ring words where the plan says so, and nowhere else: what is a share in one is a number in the other
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bilateral.errors import ProtocolError, ThresholdError
-from bilateral.protocols.mask.fixed_point import FixedPointFormat, bits_of_bounds
+from bilateral.protocols.mask.fixed_point import bits_of_bounds
 from bilateral.protocols.mask.messages import MaskOpening
+from bilateral.protocols.mask.ring_words import RingWords, UploadFormat, format_of
 from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
 from bilateral.protocols.mask.survivors import check_names
 
@@ -19,17 +21,20 @@ from bilateral.protocols.mask.survivors import check_names
 class OpeningHistory:
     """What one client remembers of a run's openings. `check` changes nothing; `take` goes on to a checked opening."""
 
-    def __init__(self, name: str, settings: MaskSettings, fixed_bounds: Sequence[float] | None) -> None:
+    def __init__(
+        self, name: str, settings: MaskSettings, fixed_bounds: Sequence[float] | None, *, words: bool = False
+    ) -> None:
         self.has_fixed_bounds = fixed_bounds is not None
         self.latest = (-1, -1)
         self.signed_round = -1
         self._name = name
         self._what = f"{name}: MaskOpening from the server"
         self._settings = settings
+        self._words = words
         self._fixed_bits = bits_of_bounds(fixed_bounds) if fixed_bounds is not None else ()
         self._first_participants: tuple[str, ...] = ()
 
-    def check(self, message: MaskOpening, clients: Sequence[str]) -> FixedPointFormat:
+    def check(self, message: MaskOpening, clients: Sequence[str]) -> UploadFormat:
         """Refuse an opening, or say in which format to encode. `clients`: all of the run."""
         self._check_order(message)
         check_names(message.participants, clients, self._what)
@@ -68,11 +73,17 @@ class OpeningHistory:
         if message.round_index == self.signed_round:
             raise ProtocolError(f"{self._what}: a list of survivors was already signed in round {message.round_index}.")
 
-    def _checked_format(self, message: MaskOpening) -> FixedPointFormat:
+    def _checked_format(self, message: MaskOpening) -> UploadFormat:
         try:
-            form = FixedPointFormat(message.fraction_bits, len(message.participants))
+            form = format_of(message)
         except ProtocolError as error:
             raise ProtocolError(f"{self._what}: {error}") from error
+        if isinstance(form, RingWords) != self._words:
+            planned, got = ("ring words", "numbers") if self._words else ("numbers", "ring words")
+            raise ProtocolError(
+                f"{self._what}: uploads of this plan are {planned}, and the server opened for {got}.",
+                remedy="Both sides must run the same plan.",
+            )
         if self.has_fixed_bounds and form.bound_bits != self._fixed_bits:
             raise ProtocolError(
                 f"{self._what}: the bounds of this run are fixed, and the server opened with others.",

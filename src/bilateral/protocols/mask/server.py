@@ -52,6 +52,7 @@ from bilateral.protocols.mask.messages import (
     SurvivorSignature,
     UnmaskRequest,
 )
+from bilateral.protocols.mask.ring_words import RingWords, format_of, sum_of_words
 from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
 from bilateral.protocols.mask.survivors import check_names
 from bilateral.protocols.mask.unmasking import unmasked_sum
@@ -61,7 +62,8 @@ from bilateral.protocols.messages import Aggregate
 class MaskServer:
     """Adds up what it cannot read.
 
-    `fixed_bounds`: bounds on |weight * value| a row that are never adapted. `pinned`: see `KeyDirectory`.
+    `fixed_bounds`: bounds on |weight * value| a row that are never adapted. `words`: uploads are ring words, and so is
+    their sum (`ring_words`). `pinned`: see `KeyDirectory`.
     """
 
     @checked
@@ -73,7 +75,11 @@ class MaskServer:
         fixed_bounds: Sequence[float] | None = None,
         *,
         pinned: Mapping[str, bytes] | None = None,
+        words: bool = False,
     ) -> None:
+        if words and fixed_bounds is not None:
+            raise PlanError("Ring words have no bounds.", remedy="Give `words` or `fixed_bounds`.")
+        self._words = words
         self._directory = KeyDirectory(run_id, names, pinned, min_clients=settings.min_in_sum or 2)
         self._settings = settings
         self._has_fixed_bounds = fixed_bounds is not None
@@ -163,6 +169,10 @@ class MaskServer:
 
     def collect_upload(self, sender: str, message: Answer) -> None:
         """Step 3."""
+        if isinstance(message, RangeRefusal) and self._words:
+            raise ProtocolError(
+                f"RangeRefusal from {sender}: ring words have no range.", remedy="Both sides must run the same plan."
+            )
         if isinstance(message, RangeRefusal) and self._has_fixed_bounds:
             raise NumericalRangeError(
                 f"RangeRefusal from {sender}: the bounds of this run are fixed.",
@@ -194,14 +204,14 @@ class MaskServer:
         num_terms, num_parameters = terms_shape
         try:
             total = unmasked_sum(record, [num_parameters] * num_terms + [num_statistics + 1])
-            decoded = decode_sum(total, record.form, record.occasion.round_index, terms_shape, num_statistics)
+            decoded = _decoded(total, record, terms_shape, num_statistics)
             _check_weight(decoded, sorted(record.uploads))
         except BilateralError:
             record.stage = "closed"
             raise
         record.stage = "closed"
         self._finished_round = record.occasion.round_index
-        if not self._has_fixed_bounds:
+        if not self._words and not self._has_fixed_bounds:
             self._bound_bits = next_bound_bits(decoded, self._first_bound_bits())
         survivors = tuple(sorted(record.uploads))
         return Aggregate(
@@ -233,6 +243,8 @@ class MaskServer:
 
     def _bounds_for(self, num_rows: int | None) -> tuple[int, ...]:
         known = self._bound_bits
+        if self._words:
+            return ()
         if num_rows is None or num_rows == len(known):
             if not known:
                 raise ProtocolError("The first round needs the number of rows.", remedy="Give num_rows.")
@@ -244,7 +256,7 @@ class MaskServer:
     def _open(
         self, round_index: int, attempt: int, participants: tuple[str, ...], bounds: tuple[int, ...]
     ) -> MaskOpening:
-        form = FixedPointFormat.for_bound_bits(bounds, len(participants))
+        form = RingWords() if self._words else FixedPointFormat.for_bound_bits(bounds, len(participants))
         opening = MaskOpening(round_index, attempt, participants, form.fraction_bits)
         first = self._first if self._first is not None and attempt else opening
         floor = self._settings.floor_of(len(first.participants))
@@ -261,7 +273,7 @@ class MaskServer:
 
     def _first_bound_bits(self) -> tuple[int, ...]:
         assert self._first is not None
-        return FixedPointFormat(self._first.fraction_bits, len(self._first.participants)).bound_bits
+        return format_of(self._first).bound_bits
 
     def _granted(self, record: AttemptRecord) -> tuple[int, ...]:
         """Bounds that hold what was refused, as far as that is granted."""
@@ -279,6 +291,13 @@ class MaskServer:
         if self._record is None:
             raise ProtocolError("No round is open.", remedy="Call open_round first.")
         return self._record
+
+
+def _decoded(total: Tensor, record: AttemptRecord, terms_shape: tuple[int, int], num_statistics: int) -> Aggregate:
+    round_index, form = record.occasion.round_index, record.form
+    if isinstance(form, RingWords):
+        return sum_of_words(total, round_index, terms_shape, num_statistics)
+    return decode_sum(total, form, round_index, terms_shape, num_statistics)
 
 
 def _check_weight(total: Aggregate, survivors: Sequence[str]) -> None:

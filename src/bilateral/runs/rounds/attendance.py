@@ -40,6 +40,8 @@ class Attendance:
     ping_every: float = PING_EVERY
     all_invited: bool = False
     """A round needs every site that is invited, however many those are: who cheated is not invited any more."""
+    always: Sequence[str] = ()
+    """Sites without which no round starts, though they are not invited: they have no data."""
     _absent: dict[str, _Absence] = field(default_factory=dict)
     _misses: dict[str, int] = field(default_factory=dict)
     _looked_for: set[str] = field(default_factory=set)
@@ -57,12 +59,17 @@ class Attendance:
         # Whoever is not in this term, or out of it for good, will not come however long we wait.
         possible = sum(name in self.sites for name in invited) >= needed
         deadline = time.monotonic() + (self.patience if possible else 0.0)
-        present = self._welcome(round_index, invited)
-        if len(present) < needed:
+        present, missing = self._welcome(round_index, invited), self._helpers_missing(round_index)
+        if missing or len(present) < needed:
             self.tell(Waiting(round_index + 1, tuple(present), needed))
-        while len(present) < needed:
+        while missing or len(present) < needed:
             left = deadline - time.monotonic()
             if left <= 0 or self.should_stop():
+                if missing:
+                    raise SitesMissingError(
+                        f"Round {round_index + 1} needs {missing[0]}, who deals, and it is not there.",
+                        remedy="Bring it back and resume; every round so far is in the checkpoint.",
+                    )
                 raise SitesMissingError(
                     f"Round {round_index + 1} needs {needed} sites, {len(present)} are there"
                     f"{': ' + ', '.join(present) if present else ''}.",
@@ -71,7 +78,7 @@ class Attendance:
             with self._changed:
                 self._changed.wait(min(left, self.ping_every))
             self._forgive(round_index)
-            present = self._welcome(round_index, invited)
+            present, missing = self._welcome(round_index, invited), self._helpers_missing(round_index)
         return present
 
     def missed(self, site: str, round_index: int, stage: str, reason: str) -> None:
@@ -101,6 +108,10 @@ class Attendance:
     def _is_there(self, name: str, round_index: int) -> bool:
         absence = self._absent.get(name)
         return absence is None or (absence.answers and round_index >= absence.until_round)
+
+    def _helpers_missing(self, round_index: int) -> list[str]:
+        there = self._welcome(round_index, self.always)
+        return [name for name in self.always if name not in there]
 
     def _welcome(self, round_index: int, invited: Sequence[str]) -> list[str]:
         present = self.present(round_index, invited)

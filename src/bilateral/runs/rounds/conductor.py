@@ -62,10 +62,11 @@ class Conductor:
         enrolment = _Enrolment(self, directory, pool)
         federation = enrolment.federation()
         names = federation.names
-        secrets = self.make_secrets(term, names)
+        helpers = self.plan.parties(())
+        secrets = self.make_secrets(term, self.plan.parties(names))
         blueprints = make_blueprints(self._plans(checkpoint), federation, secrets)
         enrolled = enrolment.brief(blueprints[0], secrets, term)  # and binds the secrets, before any is used
-        enrolment.check_enough(enrolled, sites_needed(self.plan, len(names)))
+        enrolment.check_enough(enrolled, sites_needed(self.plan, len(names)), helpers)
         attendance = Attendance(
             enrolled,
             self.sites.ping,
@@ -74,6 +75,7 @@ class Conductor:
             self.plan.federation.patience,
             self.should_stop,
             all_invited=self.plan.masks(len(names)) == "float",
+            always=helpers,
         )
         transcript = Transcript()
         way = partial(
@@ -191,10 +193,11 @@ class _Enrolment:
         """The server's own view, with the members' sample counts where the plan needs them."""
         around = self.conductor
         view = load_server_view(around.plan, around.data_dir, around.data_settings)
-        unknown = sorted(set(around.sites.names()) - set(view.names))
+        parties = around.plan.parties(view.names)
+        unknown = sorted(set(around.sites.names()) - set(parties))
         for name in unknown:
             self.directory.tell(MessageRefused(name, 0, f"{name} is not a site of this plan."))
-        present = [name for name in view.names if name in around.sites.names()]
+        present = [name for name in parties if name in around.sites.names()]
         self._cards = self._ask(
             present, lambda site: around.sites.call(site, ENROLMENT, INTRODUCE, [], around.plan.federation.timeout)
         )
@@ -231,13 +234,16 @@ class _Enrolment:
     def _counts_file(self) -> Path:
         return self.directory.path / "members.json"
 
-    def check_enough(self, enrolled: Sequence[str], needed: int) -> None:
+    def check_enough(self, enrolled: Sequence[str], needed: int, helpers: Sequence[str] = ()) -> None:
         """Whoever is not enrolled joins with the next term at the earliest, so waiting in this one is in vain."""
-        if len(enrolled) < needed:
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in self._troubles.items())
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in self._troubles.items())
+        remedy = "Bring the sites back, or see to what they refuse; then resume."
+        if missing := [name for name in helpers if name not in enrolled]:
+            raise SitesMissingError(f"{missing[0]}, who deals, is not ready. {reasons}".strip(), remedy=remedy)
+        num_ready = len(enrolled) - len(helpers)
+        if num_ready < needed:
             raise SitesMissingError(
-                f"{len(enrolled)} sites are ready, {needed} are needed. {reasons}".strip(),
-                remedy="Bring the sites back, or see to what they refuse; then resume.",
+                f"{num_ready} sites are ready, {needed} are needed. {reasons}".strip(), remedy=remedy
             )
 
     def _sample_counts(self, names: Sequence[str]) -> dict[str, int]:
@@ -281,7 +287,8 @@ class _Enrolment:
                 f"{site} runs bilateral {card.version}, the server {around.version}.",
                 remedy="Install the same version.",
             )
-        if needs_sample_counts(around.plan) != (card.num_samples > 0) or card.num_samples > MAX_SAMPLES:
+        tells = needs_sample_counts(around.plan) and site != around.plan.named_dealer
+        if tells != (card.num_samples > 0) or card.num_samples > MAX_SAMPLES:
             raise ProtocolError(f"{site} told {card.num_samples} samples, which does not fit the plan.")
         return card
 

@@ -8,6 +8,7 @@ term for good.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.remote.edge import SiteEdge, log, refusal
 from bilateral.engine.setup import make_blueprints, reference_plan
 from bilateral.errors import ProtocolError
-from bilateral.learning.client import TrainingClient
+from bilateral.learning.exchange import Party
 from bilateral.learning.problem import Member, Problem, Share
 from bilateral.learning.secrets import Secrets
 from bilateral.protections.spoken_messages import to_client
@@ -39,6 +40,8 @@ from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, digest, encode
 from bilateral.runs.rounds.enrolment import BRIEF, INTRODUCE, Briefing, SiteCard
 
+MAX_INPUT_SIZE = 1 << 26
+"""Of one sample, as far as a party without data believes the server."""
 MakeSecrets = Callable[[Briefing], Secrets]
 """The site's secrets for a term: drawn from the plan's seed in a simulation, from the operating system otherwise."""
 
@@ -67,7 +70,8 @@ class SiteDesk(SiteEdge):
         self._data_settings = dict(data_settings or {})
         self._counter = counter
         self._share: Share | None = None
-        self._clients: list[TrainingClient] = []
+        self._has_data = name != plan.named_dealer
+        self._clients: list[Party] = []
         self._newest = 0
         self._waiting = threading.Lock()
 
@@ -104,15 +108,14 @@ class SiteDesk(SiteEdge):
         return refusal("the packet is malformed.")
 
     def _introduce(self) -> bytes:
-        if self._share is None:
+        if self._share is None and self._has_data:
             self._share = load_site_share(self._plan, self.name, self._data_dir, self._data_settings)
             log.info("%s opened its data: %d samples", self.name, len(self._share))
-        told = len(self._share) if needs_sample_counts(self._plan) else 0
+        told = self._num_told(self._share)
         return encode(SiteCard(self._plan.digest(), self._version, told))
 
     def _brief(self, data: object) -> bytes:
         card = self._introduce()
-        assert self._share is not None
         if not isinstance(data, bytes):
             raise ProtocolError("The briefing is not a message.")
         if self._clients or self._left:
@@ -125,11 +128,17 @@ class SiteDesk(SiteEdge):
         secrets = self._make_secrets(briefing)
         secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
         blueprints = make_blueprints(plans, federation, secrets)
-        self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
+        if self._has_data:
+            self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
+        else:
+            self._clients = [blueprints[0].helper(self.name)]
         log.info("%s takes part in term %d", self.name, briefing.term)
         return card
 
-    def _federation(self, briefing: Briefing, share: Share) -> Federation:
+    def _num_told(self, share: Share | None) -> int:
+        return len(share) if share is not None and needs_sample_counts(self._plan) else 0
+
+    def _federation(self, briefing: Briefing, share: Share | None) -> Federation:
         """The public facts, checked as far as the site can: its plan, its name, its own number of samples."""
         if briefing.plan_digest != self._plan.digest():
             raise ProtocolError(f"The server runs another plan than {self.name}.", remedy="Submit the job anew.")
@@ -139,17 +148,19 @@ class SiteDesk(SiteEdge):
                 f"Expected the sites {', '.join(expected)} of the plan, the server named "
                 f"{', '.join(briefing.members)[:500]}."
             )
-        told = len(share) if needs_sample_counts(self._plan) else 0
+        told = self._num_told(share) if self._has_data else None
         counts = dict(zip(briefing.members, briefing.num_samples, strict=False))
         if len(counts) != len(briefing.members) or len(counts) != len(briefing.num_samples):
             raise ProtocolError("The briefing names a site twice, or not every site's number of samples.")
         if counts.get(self.name) != told:
             raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
-        if briefing.loss != loss_of(self._plan, share.task):
+        problem = _problem(briefing, share, self._plan)
+        if briefing.loss != loss_of(self._plan, problem.task):
             raise ProtocolError(f"The server says loss {briefing.loss!r}, which is not the plan's.")
-        problem = _problem(briefing, share)
-        problem.check_share(self.name, share)
-        return Federation(problem, tuple(Member(name, count) for name, count in counts.items()), {self.name: share})
+        if share is not None:
+            problem.check_share(self.name, share)
+        shares = {} if share is None else {self.name: share}
+        return Federation(problem, tuple(Member(name, count) for name, count in counts.items()), shares)
 
     def _handle(self, lane: int, packet: Sequence[bytes]) -> bytes:
         self.check_in_term()
@@ -159,12 +170,13 @@ class SiteDesk(SiteEdge):
         return encode(self._clients[lane].handle(messages))
 
 
-def _problem(briefing: Briefing, share: Share) -> Problem:
-    """What is learned, as the server says."""
+def _problem(briefing: Briefing, share: Share | None, plan: RunPlan) -> Problem:
+    """What is learned, as the server says; a party without data has nothing to hold it against."""
     task, loss, shape = briefing.task, briefing.loss, tuple(briefing.input_shape)
     if task not in get_args(Task) or loss not in get_args(Loss):
         raise ProtocolError(f"The briefing names task {task!r} and loss {loss!r}, which are not known here.")
-    if shape != tuple(share.inputs.shape[1:]) or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
+    fits = shape == tuple(share.inputs.shape[1:]) if share is not None else _is_shape(shape)
+    if not fits or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
         raise ProtocolError("The briefing's sizes do not fit the site's data.")
     return Problem(
         briefing.dataset,
@@ -173,6 +185,10 @@ def _problem(briefing: Briefing, share: Share) -> Problem:
         briefing.num_outputs,
         cast("Loss", loss),
         # For tracing; the server's own inputs stay there.
-        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=share.inputs.dtype),
+        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=getattr(torch, plan.training.dtype)),
         term_scales=tuple(briefing.term_scales.tolist()),
     )
+
+
+def _is_shape(shape: tuple[int, ...]) -> bool:
+    return bool(shape) and all(size >= 1 for size in shape) and math.prod(shape) <= MAX_INPUT_SIZE

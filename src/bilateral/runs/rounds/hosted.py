@@ -80,7 +80,9 @@ class HostedRounds:
         return fingerprint_of(values)
 
     def quorum(self, plan: RunPlan, num_members: int) -> Quorum:
-        return Quorum(sites_needed(plan, num_members), needs_sample_counts(plan), plan.federation.patience)
+        num_helpers = len(plan.parties(()))  # without whom there is no round
+        needed = sites_needed(plan, num_members - num_helpers) + num_helpers
+        return Quorum(needed, needs_sample_counts(plan), plan.federation.patience)
 
     def answer_seconds(self, plan: RunPlan) -> float:
         return max(60.0, plan.federation.timeout)
@@ -100,7 +102,7 @@ class HostedRounds:
             reference = any(name.startswith(f"{REFERENCE}/") for name in checkpoint.tensors)
         elif reference is None:
             reference = not plan.traits.spends_budget
-        return LocalRounds(plan, directory, member_names(plan, data_dir), bool(reference))
+        return LocalRounds(plan, directory, plan.parties(member_names(plan, data_dir)), bool(reference))
 
 
 def _directory(plan: RunPlan, output: Path | None, resume: bool) -> RunDirectory:

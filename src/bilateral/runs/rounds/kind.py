@@ -52,7 +52,7 @@ class RoundsKind(HostedRounds):
         return Outline(data, model, plan.training.rounds, "round", title, federation.timeout, federation.patience)
 
     def members(self, plan: RunPlan, data_dir: Path | None = None) -> tuple[str, ...]:
-        return tuple(member_names(plan, data_dir))
+        return plan.parties(member_names(plan, data_dir))
 
     def guarantee(self, plan: RunPlan, data_dir: Path | None = None) -> Guarantee:
         return make_blueprint(plan, load_federation(plan, data_dir)).guarantee
@@ -92,7 +92,7 @@ class RoundsKind(HostedRounds):
     def site(self, name: str, plan: RunPlan, around: SiteAround) -> SiteParty:
         def secrets(briefing: Briefing) -> Secrets:
             if around.make_secrets is None:
-                return SimulatedSecrets(plan.seed, briefing.members, briefing.term)
+                return SimulatedSecrets(plan.seed, plan.parties(briefing.members), briefing.term)
             return around.make_secrets(briefing.run_id, briefing.members, briefing.term)
 
         spent = around.spent_file if plan.traits.spends_budget else None

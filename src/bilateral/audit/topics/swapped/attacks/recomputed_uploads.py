@@ -14,7 +14,7 @@ from bilateral.audit.views import Facts, View
 from bilateral.data import Split
 from bilateral.learning.halves import ClientHalf
 from bilateral.protections.groundwork import ClientBasis
-from bilateral.protocols.messages import RoundModel, Upload
+from bilateral.protocols.messages import Message, RoundModel, Upload
 from bilateral.protocols.perturb import cross_entropy
 from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
 from bilateral.randomness import SeededRandomness
@@ -39,7 +39,7 @@ class Rehearsal:
             self._halves[client] = _client_half(view.facts, client, model)
         half = self._halves[client]
         with torch.random.fork_rng(devices=[]):
-            reply = half.train(model, batch.inputs, batch.targets, weight)
+            reply: Message | None = half.train(model, batch.inputs, batch.targets, weight)
         if isinstance(reply, SoftmaxQuery):
             reply = half.receive(_answer(view, client, reply))
         assert isinstance(reply, Upload)
