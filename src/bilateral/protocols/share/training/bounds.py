@@ -134,6 +134,8 @@ class _Follower:
         values = [self._as_watched(0, self._input())]
         for index in range(len(self._terms.circuit.steps)):
             values.append(self._as_watched(index + 1, self._forward(index, values)))
+        if not any(self._terms.needs_gradient):
+            return  # a question (`serving`), where nothing goes back
         last = len(self._terms.circuit.steps)
         self._deltas[last] = self._watched("loss", self._terms.circuit.output, FRACTION_BITS)
         self._delta_bits[last] = FRACTION_BITS
@@ -170,7 +172,9 @@ class _Follower:
                 weights = self._layers[layer]
                 reach = _row_sums(weights.weight) * x.largest * 2.0**read.fraction_bits + _size(weights.bias)
                 self._expect(reach, PRODUCT_BITS, f"the output of layer {layer}")
-                return self._watched(f"layer {layer}", value, FRACTION_BITS)
+                if (label := f"layer {layer}") not in self._limits:
+                    return Bound(math.inf, math.inf)  # the answer to a question, which is not used any more
+                return self._watched(label, value, FRACTION_BITS)
             case MaxPool():
                 return x.times(1.0, math.sqrt(_overlap(made_by)))
             case AvgPool():

@@ -56,13 +56,18 @@ class Delta:
 
 
 @dataclass(repr=False)
-class _Tape:
+class Tape:
     """What the forward pass leaves for the backward pass."""
 
     values: list[Tensor | None]
     masked: dict[int, Masked] = field(default_factory=dict)
     bits: dict[int, list[Bit]] = field(default_factory=dict)
     kept: dict[int, Tensor] = field(default_factory=dict)
+
+    def value(self, index: int) -> Tensor:
+        value = self.values[index]
+        assert value is not None
+        return value
 
 
 def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
@@ -71,11 +76,8 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
     `inputs`, `targets`: encoded, of the second party; None elsewhere.
     """
     terms = role.terms
-    tape = _Tape([role.secret_of_second(inputs, (terms.batch_size, *terms.circuit.input_shape))])
-    for index in range(len(terms.circuit.steps)):
-        tape.values.append((yield from _forward(role, tape, index)))
-        _forget(terms, tape, index)
-    delta = yield from loss_delta(role, _value(tape, -1), targets)
+    tape: Tape = yield from forward(role, inputs, len(terms.circuit.steps))
+    delta = yield from loss_delta(role, tape.value(-1), targets)
     role.watch("loss", delta)
     deltas: dict[int, Delta] = {len(terms.circuit.steps): Delta(delta, FRACTION_BITS)}
     masked_deltas: dict[int, tuple[Masked, Delta]] = {}
@@ -92,28 +94,31 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
     return found
 
 
-def _forget(terms: StepTerms, tape: _Tape, index: int) -> None:
+def forward(role: Role, inputs: Tensor | None, num_steps: int) -> Walk:
+    """The first steps of the circuit; what they leave, as a `Tape`."""
+    terms = role.terms
+    tape = Tape([role.secret_of_second(inputs, (terms.batch_size, *terms.circuit.input_shape))])
+    for index in range(num_steps):
+        tape.values.append((yield from _forward(role, tape, index)))
+        _forget(terms, tape, index)
+    return tape
+
+
+def _forget(terms: StepTerms, tape: Tape, index: int) -> None:
     for source in terms.circuit.steps[index].sources:
         if terms.circuit.last_uses[source] == index:
             tape.values[source] = None
 
 
-def _value(tape: _Tape, index: int) -> Tensor:
-    value = tape.values[index]
-    assert value is not None
-    return value
-
-
-def _forward(role: Role, tape: _Tape, index: int) -> Walk:
+def _forward(role: Role, tape: Tape, index: int) -> Walk:
     circuit = role.terms.circuit
     made_by, source = circuit.steps[index], circuit.steps[index].sources[0]
-    x, described = _value(tape, source), circuit.values[source]
+    x, described = tape.value(source), circuit.values[source]
     match made_by:
         case Dense() | Conv():
-            if source not in tape.masked:
-                tape.masked[source] = yield from role.mask("value mask", source, x)
+            masked = yield from masked_value(role, tape, source)
             layer = role.terms.number_of_layer[index]
-            y = yield from role.apply(layer, tape.masked[source], described.fraction_bits)
+            y = yield from role.apply(layer, masked, described.fraction_bits)
             role.watch(f"layer {layer}", y)
             return y
         case Relu():
@@ -127,10 +132,10 @@ def _forward(role: Role, tape: _Tape, index: int) -> Walk:
         case AvgPool():
             return _sum_windows(made_by, x)
         case Add():
-            first, second = (_aligned(role, _value(tape, s), s, index) for s in made_by.sources)
+            first, second = (_aligned(role, tape.value(s), s, index) for s in made_by.sources)
             return first + second
         case Concat():
-            return torch.cat([_aligned(role, _value(tape, s), s, index) for s in made_by.sources], dim=1)
+            return torch.cat([_aligned(role, tape.value(s), s, index) for s in made_by.sources], dim=1)
         case Reshape():
             return x.reshape(len(x), *made_by.shape)
         case Scale():
@@ -148,17 +153,24 @@ def _forward(role: Role, tape: _Tape, index: int) -> Walk:
             raise TypeError(f"no step: {made_by!r}")
 
 
-def _compare(role: Role, tape: _Tape, index: int, x: Tensor) -> Walk:
+def masked_value(role: Role, tape: Tape, source: int) -> Walk:
+    """A value as linear layers read it: it is masked once, for all of them."""
+    if source not in tape.masked:
+        tape.masked[source] = yield from role.mask("value mask", source, tape.value(source))
+    return tape.masked[source]
+
+
+def _compare(role: Role, tape: Tape, index: int, x: Tensor) -> Walk:
     """The bit of a step's input."""
     circuit = role.terms.circuit
     source = circuit.steps[index].sources[0]
-    _watch_what_is_compared(role, source, x)
+    watch_what_is_compared(role, source, x)
     bit = yield from role.compare(x, VALUE_BITS + circuit.values[source].fraction_bits)
     tape.bits[index] = [bit]
     return bit
 
 
-def _watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
+def watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
     """Unless it was watched as it came, or is no larger than what was."""
     steps = role.terms.circuit.steps
     while source and isinstance(steps[source - 1], Relu | LeakyRelu | MaxPool | Reshape):
@@ -187,12 +199,12 @@ def _sum_windows(made_by: AvgPool, x: Tensor) -> Tensor:
     return total
 
 
-def _max_pool(role: Role, tape: _Tape, index: int, x: Tensor) -> Walk:
+def _max_pool(role: Role, tape: Tape, index: int, x: Tensor) -> Walk:
     """By tree: max(a, b) = b + [a >= b] (a - b), half of the candidates a level."""
     circuit = role.terms.circuit
     made_by, source = circuit.steps[index], circuit.steps[index].sources[0]
     assert isinstance(made_by, MaxPool)
-    _watch_what_is_compared(role, source, x)
+    watch_what_is_compared(role, source, x)
     bits = VALUE_BITS + circuit.values[source].fraction_bits
     candidates = torch.stack(windows(x, made_by.kernel, made_by.stride, made_by.padding), dim=1)
     found: list[Bit] = []
@@ -207,7 +219,7 @@ def _max_pool(role: Role, tape: _Tape, index: int, x: Tensor) -> Walk:
 
 
 def _backward(
-    role: Role, tape: _Tape, index: int, deltas: dict[int, Delta], masked_deltas: dict[int, tuple[Masked, Delta]]
+    role: Role, tape: Tape, index: int, deltas: dict[int, Delta], masked_deltas: dict[int, tuple[Masked, Delta]]
 ) -> Walk:
     """From the delta of what a step gave to those of what it read, added to `deltas`."""
     terms, made_by = role.terms, role.terms.circuit.steps[index]
@@ -234,7 +246,7 @@ def _backward(
     _add(deltas, needed[0], (yield from _through(role, tape, index, delta)))
 
 
-def _through(role: Role, tape: _Tape, index: int, delta: Delta) -> Walk:
+def _through(role: Role, tape: Tape, index: int, delta: Delta) -> Walk:
     """Through a step with one input."""
     terms, made_by = role.terms, role.terms.circuit.steps[index]
     shape = terms.circuit.values[made_by.sources[0]].shape
@@ -317,7 +329,7 @@ def _add(deltas: dict[int, Delta], value: int, delta: Delta) -> None:
     deltas[value] = Delta(total, bits)
 
 
-def _gradients(role: Role, tape: _Tape, masked_deltas: dict[int, tuple[Masked, Delta]]) -> Walk:
+def _gradients(role: Role, tape: Tape, masked_deltas: dict[int, tuple[Masked, Delta]]) -> Walk:
     terms, found = role.terms, []
     for layer in sorted(masked_deltas):
         masked, delta = masked_deltas[layer]
