@@ -110,6 +110,10 @@ class ThresholdError(ProtocolError):
     """
 
 
+class QuestionLimitError(ProtocolError):
+    """A client has asked a served model as many questions as it may."""
+
+
 class LostSumError(ThresholdError):
     """The sum of a round cannot be unmasked. `culprit` is the client that broke the protocol, "" if nobody can say."""
 

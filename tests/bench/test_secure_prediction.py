@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import bilateral.bench.secure_prediction as bench
 import bilateral.bench.three_parties as processes
 from bilateral.bench import prediction_party
-from bilateral.bench.loopback import HOST, Connection, LostConnectionError
+from bilateral.engine.remote.loopback import HOST, Connection, LostConnectionError
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_HEAR,

@@ -16,7 +16,7 @@ from typing import IO, Final, TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.bench.loopback import Gate, LostConnectionError, Switchboard
+from bilateral.engine.remote.loopback import Gate, LostConnectionError, Switchboard
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_SAY,

@@ -60,4 +60,3 @@ class _ServedCompiler(GraphCompiler):
         value = self.append(step)
         averaged = Circuit(self.input_shape, tuple(self.steps)).output
         return value if averaged.is_whole else self.append(Scale.of(value, averaged.divisor))
-

@@ -40,9 +40,7 @@ class Revealing(Role):
 class Answering(First, Revealing):
     """The party with the weights. `own`: a seed that nobody else knows."""
 
-    def __init__(
-        self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_other: bytes, own: bytes
-    ) -> None:
+    def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_other: bytes, own: bytes) -> None:
         super().__init__(terms, model, with_dealer, with_other)
         self._own = own
 
@@ -120,5 +118,3 @@ def session_weight_masks(terms: StepTerms, seed: bytes) -> tuple[Tensor, ...]:
     layers = zip(terms.linear_steps, terms.linear_sources, strict=True)
     shapes = [step.weight_shape(source) for step, source in layers]
     return tuple(Stream(seed, "weights", layer, 0).words(*shape) for layer, shape in enumerate(shapes))
-
-

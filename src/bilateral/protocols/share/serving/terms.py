@@ -6,9 +6,9 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
-from bilateral.errors import ModelError
+from bilateral.errors import ModelError, ProtocolError
 from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Conv, Dense, Dropout, ChannelDropout
 from bilateral.protocols.share.training.terms import Loss, StepShape, StepTerms
 
@@ -78,6 +78,14 @@ class QuestionTerms(StepTerms):
 def checked_circuit(text: str, sender: str) -> Circuit:
     """A circuit that another party wrote."""
     return Circuit.from_json(text, sender, is_trained=True)
+
+
+def question_terms(circuit: Circuit, count: int, reveal: str, sender: str) -> QuestionTerms:
+    """Terms that another party asked for."""
+    try:
+        return QuestionTerms(circuit, count, cast("Reveal", reveal))
+    except ModelError as error:
+        raise ProtocolError(f"{sender} asks for what cannot be answered. {error}") from error
 
 
 def _require(is_so: bool, what: str) -> None:
