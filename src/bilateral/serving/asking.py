@@ -1,8 +1,8 @@
 """The asking half: it has inputs, and learns their answers and nothing else of the model.
 
-    asking = AskingSession(name, identity, pinned, randomness, tell_server)
-    asking.open()
-    asking.ask(inputs, "logits")          # so many at once as the service says: `asking.service.batch_size`
+asking = AskingSession(name, identity, pinned, randomness, tell_server)
+asking.open()
+asking.ask(inputs, "logits")          # so many at once as the service says: `asking.service.batch_size`
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class AskingSession:
         keys.accept(roster)
         service = self._say(Joined(), Service)
         if service.dealer != self._dealer:
-            raise ProtocolError(f"{self.name}: the server says that {service.dealer[:100]!r} deals, not {self._dealer}.")
+            raise ProtocolError(
+                f"{self.name}: the server says that {service.dealer[:100]!r} deals, not {self._dealer}."
+            )
         circuit = checked_circuit(service.circuit, SERVER)
         expect_weights(circuit, service.weights, SERVER)
         if service.reveal not in REVEALS or service.batch_size < 1 or min(service.limit, service.used) < 0:

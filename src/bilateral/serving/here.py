@@ -28,9 +28,7 @@ def simulated_session(
     pinned = {name: identity.public_bytes for name, identity in identities.items()}
     dealer = AnswerDealer(DEALER, identities[DEALER], pinned, randomness.child(DEALER))
     tell_dealer = _carried(dealer.handle, TO_DEALER, FROM_DEALER, SERVER, DEALER)
-    server = AnswerServer(
-        model, conditions, DEALER, tell_dealer, {CLIENT: counter}, pinned, randomness.child(SERVER)
-    )
+    server = AnswerServer(model, conditions, DEALER, tell_dealer, {CLIENT: counter}, pinned, randomness.child(SERVER))
     tell_server = _carried(server.session(CLIENT).handle, TO_SERVER, TO_ASKING, CLIENT, SERVER)
     return AskingSession(CLIENT, identities[CLIENT], DEALER, pinned, randomness.child(CLIENT), tell_server)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Lock
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -81,7 +80,7 @@ class AnswerServer:
     ) -> None:
         self.model, self.conditions, self.dealer = model, conditions, dealer
         self.counters, self.pinned, self.randomness, self.say = counters, pinned, randomness, say
-        self._tell_dealer, self._dealers_turn = tell_dealer, Lock()
+        self._tell_dealer = tell_dealer
 
     def session(self, client: str) -> AnswerSession:
         """For a client whose name the transport vouches for; its identity is checked besides."""
@@ -90,8 +89,7 @@ class AnswerServer:
         return AnswerSession(self, client)
 
     def ask_dealer(self, message: Message, expected: type[M]) -> M:
-        with self._dealers_turn:
-            reply = self._tell_dealer(message)
+        reply = self._tell_dealer(message)
         if isinstance(reply, Refused):
             raise ProtocolError(reply.reason[:1000])
         if not isinstance(reply, expected):

@@ -39,10 +39,10 @@ class MemoryCounter:
     def __init__(self) -> None:
         self.used = 0
 
-    def spend(self, limit: int | None) -> bool:
-        if limit is not None and self.used >= limit:
+    def spend(self, limit: int | None, count: int = 1) -> bool:
+        if limit is not None and self.used + count > limit:
             return False
-        self.used += 1
+        self.used += count
         return True
 
 

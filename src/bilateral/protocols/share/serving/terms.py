@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final, Literal, cast, get_args
 
 from bilateral.errors import ModelError, ProtocolError
-from bilateral.protocols.share.circuit.description import FRACTION_BITS, Circuit, Conv, Dense, Dropout, ChannelDropout
+from bilateral.protocols.share.circuit.description import FRACTION_BITS, ChannelDropout, Circuit, Conv, Dense, Dropout
 from bilateral.protocols.share.training.terms import Loss, StepShape, StepTerms
 
 Reveal = Literal["logits", "class"]
