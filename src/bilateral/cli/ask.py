@@ -153,7 +153,9 @@ def _ask_all(session: AskingSession, asked: Tensor, answers: _Answers, *, quiet:
     ):
         while answers.done < len(asked) and not caught:
             answers.take(session.ask(asked[answers.done : answers.done + size], answers.reveal))
-            bar.update(answers.done, len(asked), f"{session.used} of {session.service.limit} asked, ever")
+            limit = session.service.limit
+            note = f"{session.used} of {limit} asked, ever" if limit < _UNLIMITED else "simulated"
+            bar.update(answers.done, len(asked), note)
     return answers.done < len(asked)
 
 

@@ -39,9 +39,7 @@ def serve_command(
     run: Annotated[Path, typer.Argument(help="Run directory.", show_default=False)],
     client: Annotated[
         list[str] | None,
-        typer.Option(
-            "--client", help="A client that gets a kit, if it has none; again for more.", show_default="client"
-        ),
+        typer.Option("--client", help="A client that gets a kit if it has none; repeat it.", show_default="client"),
     ] = None,
     dealer: Annotated[
         str | None,

@@ -21,7 +21,7 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> Tensor:
     """Samples of this shape (float64), or flat ones of as many numbers; nothing is scaled."""
     if not path.is_file():
         raise MissingDataError(f"There is no file {path}.", remedy=_REMEDY)
-    with reading(path, _REMEDY):
+    with reading(path, "whoever wrote it"):
         found = _read(path)
     count = math.prod(shape)
     if found.ndim < 1 or not len(found) or found.dtype.kind not in "fiu":

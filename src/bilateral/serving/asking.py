@@ -78,9 +78,7 @@ class AskingSession:
         keys.accept(roster)
         service = self._say(Joined(), Service)
         if service.dealer != self._dealer:
-            raise ProtocolError(
-                f"{self.name}: the server says that {service.dealer[:100]!r} deals, not {self._dealer}."
-            )
+            raise ProtocolError(f"{self.name}: the server says {service.dealer[:100]!r} deals, not {self._dealer}.")
         circuit = checked_circuit(service.circuit, SERVER)
         expect_weights(circuit, service.weights, SERVER)
         if service.reveal not in REVEALS or service.batch_size < 1 or min(service.limit, service.used) < 0:

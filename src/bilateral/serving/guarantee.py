@@ -46,6 +46,7 @@ def serving_guarantee(dealer: str, reveal: Reveal, limit: int) -> Guarantee:
         Leak("whether a number left its range, and of how many random sums: such a question has no answer",
              "server and asking client", 17),
         Leak("the model, if they tell each other what they know", f"a client and {dealer}", 17),
-        Leak("that client's inputs and answers, if they tell each other what they know", f"the server and {dealer}", 17),
+        Leak("that client's inputs and answers, if they tell each other what they know",
+             f"the server and {dealer}", 17),
     )  # fmt: skip
     return Guarantee("answering on shares", claims, leaks)

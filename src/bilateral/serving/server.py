@@ -1,7 +1,7 @@
 """The server's half: it has the model, counts questions, and learns nothing of them but how many they are.
 
-A question is counted, on disk, when it is asked, before anything is dealt or computed for it: whoever dies in the middle
-has spent it, and nobody gets an answer that was not counted.
+A question is counted, on disk, when it is asked, before anything is dealt or computed for it: whoever dies in the
+middle has spent it, and nobody gets an answer that was not counted.
 """
 
 from __future__ import annotations
