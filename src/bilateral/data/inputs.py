@@ -31,7 +31,7 @@ def read_inputs(path: Path, shape: tuple[int, ...]) -> Tensor:
             f"{path} holds samples of shape {tuple(found.shape[1:])}; the model takes {shape}.",
             remedy=f"Give samples of that shape, or of {count} numbers each.",
         )
-    inputs = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float64)).reshape(-1, *shape)
+    inputs = torch.from_numpy(np.array(found, dtype=np.float64)).reshape(-1, *shape)
     if not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{path} holds NaN or infinite numbers.", remedy="Fill the gaps in the data.")
     return inputs
