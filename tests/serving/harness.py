@@ -36,7 +36,9 @@ class Parties:
 
     def __init__(self, limit=20, reveal="logits", counters=None, model=None, between=lambda _sender, message: message):
         draws = SeededRandomness(0, "parties")
-        self.identities = {name: Identity.generate(draws.child("identity", name)) for name in ("anna", "carol", "dealer")}
+        self.identities = {
+            name: Identity.generate(draws.child("identity", name)) for name in ("anna", "carol", "dealer")
+        }
         self.pinned = {name: identity.public_bytes for name, identity in self.identities.items()}
         self.counters = counters or {"anna": MemoryCounter(), "carol": MemoryCounter()}
         self.between, self.said, self.notes, self.draws = between, [], [], draws
@@ -77,7 +79,12 @@ class Parties:
         """The server's session, opened by a client that is left behind; and that client."""
         own = self.server.session(name)
         client = AskingSession(
-            name, self.identities[name], "dealer", self.pinned, self.draws.child("raw"), lambda message: own.handle(message)
+            name,
+            self.identities[name],
+            "dealer",
+            self.pinned,
+            self.draws.child("raw"),
+            lambda message: own.handle(message),
         )
         client.open()
         return own, client

@@ -82,7 +82,9 @@ def test_nobody_both_deals_and_asks(tmp_path):
 )
 def test_a_kit_that_is_none_is_refused(tmp_path, text):
     path = tmp_path / "kit.json"
-    path.write_text(text or json.dumps({"name": "a", "dealer": "b", "port": "1", "token": "", "identity": "", "pinned": 1}))
+    path.write_text(
+        text or json.dumps({"name": "a", "dealer": "b", "port": "1", "token": "", "identity": "", "pinned": 1})
+    )
     with pytest.raises(DeploymentError, match="kit"):
         Kit.read(tmp_path)
 

@@ -158,7 +158,8 @@ def test_a_number_out_of_range_has_no_answer_is_said_on_both_sides_and_is_counte
         for layer in parties.server.model.first.layers:
             layer.weight.fill_(1 << 21)
     parties.server.model.first = replace(
-        parties.server.model.first, maps=[lambda x, w=layer.weight: x @ w.T for layer in parties.server.model.first.layers]
+        parties.server.model.first,
+        maps=[lambda x, w=layer.weight: x @ w.T for layer in parties.server.model.first.layers],
     )
     parties.server.model.model_for = lambda _terms: replace(parties.server.model.first, limits={"layer 0": 2047 << 20})
     session = parties.opened()

@@ -16,7 +16,11 @@ ERROR = 2.0**-14
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.inner, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(8, 3)
+        self.first, self.inner, self.last = (
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x):
         x = torch.relu(self.first(x))
@@ -29,7 +33,13 @@ NETWORKS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 3)), (5,)),
     "pooled": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Flatten(), nn.Linear(36, 3)
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(),
+            nn.Flatten(),
+            nn.Linear(36, 3),
         ),
         (1, 8, 8),
     ),
