@@ -84,7 +84,7 @@ class Parties:
             "dealer",
             self.pinned,
             self.draws.child("raw"),
-            lambda message: own.handle(message),
+            own.handle,
         )
         client.open()
         return own, client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -136,7 +136,7 @@ def checked_reveal(reveal: str) -> Reveal:
 
 
 @contextmanager
-def _own_dealer(folder: ServingFolder | None) -> Iterator[object]:
+def _own_dealer(folder: ServingFolder | None) -> Iterator[Callable[[], None]]:
     """A dealer's process, for as long as this lasts. Gives what to call to see whether it lives."""
     if folder is None:
         yield lambda: None

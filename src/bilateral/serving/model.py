@@ -88,10 +88,7 @@ class ServedModel:
                 self.model_for(QuestionTerms(self.circuit, self.batch_size, reveal=reveal))
             except NumericalRangeError as error:
                 if self.batch_size == 1:
-                    raise NumericalRangeError(
-                        f"This model cannot answer on shares. {error.args[0]}",
-                        remedy="Train with normalised inputs, weight decay, or a smaller learning rate.",
-                    ) from error
+                    raise NumericalRangeError(f"This model cannot answer on shares. {error}") from error
                 self.batch_size //= 2
             else:
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from bilateral.protocols.share.serving.terms import QuestionTerms
 from bilateral.protocols.share.training.bounds import limits_for
 from bilateral.protocols.share.training.roles import FirstModel
 
+LEAST_MARGIN: Final = 6.0
+"""Limits are at least this many times the norms of examples: random sums go up to five times a norm."""
+
 
 def model_of(terms: QuestionTerms, layers: Sequence[PrivateLayer]) -> FirstModel:
     """What the answering party has in the clear, for any number of questions; limits follow by `with_limits`."""
@@ -38,13 +42,22 @@ def model_of(terms: QuestionTerms, layers: Sequence[PrivateLayer]) -> FirstModel
 
 
 def with_limits(terms: QuestionTerms, model: FirstModel, examples: Tensor) -> FirstModel:
-    """Limits for questions of these terms, from inputs of the answering party's own. Nothing of them leaves it."""
-    if not terms.shape_of_step.watched:
-        return model
+    """Limits for questions of these terms. Refused where `examples`, inputs of the answering party's own, come near.
+
+    Nothing of the examples leaves it, nor of the limits: they are as large as comparisons allow.
+    """
+    limits = limits_for(terms, model.layers, {}, 1).encode(terms)
     wanted = examples[torch.arange(terms.batch_size) % len(examples)]
     largest = terms.circuit.largest_input
     _, norms = plain_answers(terms, model, wanted.double().clamp(-largest, largest))
-    return replace(model, limits=limits_for(terms, model.layers, norms, 1))
+    for label, norm in norms.items():
+        if norm * LEAST_MARGIN > limits[label]:
+            raise NumericalRangeError(
+                f"On examples of the server's own, the numbers of {label} come within {limits[label] / norm:.1f} times "
+                f"their size of the limit of sealed comparisons, and {LEAST_MARGIN:.0f} times are wanted for others.",
+                remedy="Train with normalised inputs, weight decay, or a smaller learning rate.",
+            )
+    return replace(model, limits=limits)
 
 
 def plain_answers(terms: QuestionTerms, model: FirstModel, inputs: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -82,7 +95,8 @@ class AnsweringParty:
 
     def work(self) -> Work[Tensor]:
         """It learns nothing; the result is zeros."""
-        return (yield from question(self._role, self._terms, None))
+        found: Tensor = yield from question(self._role, self._terms, None)
+        return found
 
 
 class AskingParty:

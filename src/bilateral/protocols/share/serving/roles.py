@@ -16,7 +16,7 @@ from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training.plain import Plain
-from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second
+from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second, in_groups
 from bilateral.protocols.share.training.terms import StepTerms
 
 
@@ -67,7 +67,8 @@ class Asking(Second, Revealing):
 
     def tell_second(self, x: Tensor, noise_bits: int) -> Gate:
         del noise_bits
-        return x + (yield Hear("answers", tuple(x.shape)))
+        heard: Tensor = yield Hear("answers", tuple(x.shape))
+        return x + heard
 
 
 class DealingAnswers(Dealing, Revealing):
@@ -96,7 +97,14 @@ class DealingAnswers(Dealing, Revealing):
 
 
 class PlainAnswers(Plain, Revealing):
-    """Everything in one hand, without noise."""
+    """Everything in one hand, without noise. `group_norms`: of what is watched, the largest, by label."""
+
+    def __init__(self, terms: StepTerms, model: FirstModel) -> None:
+        super().__init__(terms, model)
+        self.group_norms: dict[str, float] = {}
+
+    def watch(self, label: str, x: Tensor) -> None:
+        self.group_norms[label] = float(in_groups(x).double().norm(dim=1).max())
 
     def apply_whole(self, layer: int, masked: Masked) -> Gate:
         bias = spread_bias(self._model.layers[layer].bias, self.terms.linear_steps[layer])

@@ -16,14 +16,19 @@ from bilateral.protocols.share.circuit.description import VALUE_BITS
 from bilateral.protocols.share.serving.roles import DealingAnswers, Revealing
 from bilateral.protocols.share.serving.terms import QuestionTerms
 from bilateral.protocols.share.training.roles import Gate
-from bilateral.protocols.share.training.script import Tape, Walk, forward, masked_value, run, watch_what_is_compared
+from bilateral.protocols.share.training.forward import forward, masked_value, watch_what_is_compared
+from bilateral.protocols.share.training.script import run
+from bilateral.protocols.share.training.tape import Tape, Walk
 from bilateral.protocols.share.training.terms import StepShape
 
 
 def question(role: Revealing, terms: QuestionTerms, inputs: Tensor | None) -> Walk:
     """The answers, at the second party: words with `terms.answer_bits` fraction bits. `inputs`: encoded, its own."""
     steps = terms.circuit.steps
-    tape: Tape = yield from forward(role, inputs, len(steps) - terms.answers_with_product)
+    tape = Tape([role.secret_of_second(inputs, (terms.batch_size, *terms.circuit.input_shape))])
+    for index in range(len(steps) - terms.answers_with_product):
+        tape.values.append((yield from forward(role, tape, index)))
+        tape.forget(terms, index)
     if terms.answers_with_product:
         masked = yield from masked_value(role, tape, steps[-1].sources[0])
         answers = yield from role.apply_whole(len(terms.linear_steps) - 1, masked)
@@ -64,7 +69,7 @@ def shape_of(terms: QuestionTerms) -> StepShape:
     """By walking the question with shapes alone."""
     dealer = DealingAnswers(terms, None)
     answer_all(question(dealer, terms, None))
-    return StepShape((), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes))
+    return StepShape((), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), ())
 
 
 def answer_all(walk: Walk) -> Any:
