@@ -16,6 +16,14 @@ P2 = {"hides_model": True, "model_line": 1, "upload_line": 3, "adds_noise": True
 EXPECTED = {
     ("fedavg", "none"): Traits(),
     ("perturbation", "none"): Traits(hides_model=True, model_line=1, upload_line=3, default_masks="ring"),
+    ("sealed", "none"): Traits(
+        computes_on_shares=True,
+        model_line=17,
+        upload_line=17,
+        default_masks="ring",
+        needs_sample_counts=True,
+        replies_in_a_round=24,
+    ),
     ("fedavg", "sound"): Traits(
         default_masks="ring",
         adds_noise=True,
@@ -56,7 +64,7 @@ def test_a_plans_protections_together_are_like_this(names):
 
 def test_no_protection_is_missing_here():
     assert {name for names in EXPECTED for name in names} == {*protection_names(), *mechanism_names()}
-    assert len(everyone()) == 6
+    assert len(everyone()) == 7
 
 
 @pytest.mark.parametrize("mechanism", mechanism_names()[1:])

@@ -141,5 +141,13 @@ _LINES = (
         "a server that sees sums alone learns nothing about one client's data (the papers' server draws its blinders)",
         _NO_EXCHANGE,
     ),
+    LedgerLine(
+        17,
+        "sealed training: what is public, and what two parties learn that tell each other what they know",
+        _NOBODY,
+        "no paper here has it",
+        "a dealer of its own (federation.dealer) that tells nobody anything; nothing against a server that does not "
+        "follow the protocol",
+    ),
 )
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -42,6 +42,7 @@ from bilateral.engine.run_story import SiteState
 from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
+from bilateral.protections.groundwork import ROTATING
 from bilateral.runs.rounds.in_process import run
 
 
@@ -259,6 +260,10 @@ def _print_result(values: dict[str, Any]) -> None:
         table.add_row("", escape(incidents[0]["reason"]))
     table.add_row("sent up / down", f"{values['megabytes_up']:.1f} MB / {values['megabytes_down']:.1f} MB")
     table.add_row("rounds, time", f"{values['rounds']}, {values['seconds']:.1f} s")
+    if (dealer := values.get("dealer")) is not None:
+        who = "another client, drawn anew in every round" if dealer == ROTATING else f"{escape(dealer)}, without data"
+        table.add_row("what a client saw", "nothing of the model: words that are uniform to it")
+        table.add_row("who dealt for it", who)
     if (view := values["client_view"]) is not None:
         off = 100 * view["weights_relative_difference"]
         table.add_row("what a client saw", f"weights {off:.0f} % off the true ones")

@@ -38,5 +38,7 @@ class Traits:
     """Every client's weight in the average is 1, and not the number of its samples."""
     expands_network: bool = False
     """Clients train another network than the plan's."""
+    replies_in_a_round: int = 4
+    """Simulated deaths come before any of so many replies of a client: shares, upload, signature, reveal."""
     noise_line: int | None = None
     """The line about the noise itself, if it has one besides its claim."""

@@ -9,19 +9,19 @@ from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.learning.exchange import Dropouts
+from bilateral.protections.spoken_messages import to_client, to_server
 from bilateral.protocols import wire
 from bilateral.randomness import SeededRandomness
-from bilateral.protections.spoken_messages import to_client, to_server
 
 
 def plan_of(**settings):
-    """Three clients with breast-cancer data, one small hidden layer."""
+    """Three clients with breast-cancer data, a small network."""
     return RunPlan().with_settings(
         {
             "protection": "sealed",
             "data.name": "breast-cancer",
             "model.name": "mlp-3",
-            "model.options": {"width": 6},
+            "model.options": {"width": 32},
             "federation.clients": 3,
             "training.loss": "mse",
             "training.rounds": 3,

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.protocols.mask.harness import RUN, key_rings
 
 from bilateral.errors import ProtocolError, SealedShareError
 from bilateral.protections.sealed import boxes
 from bilateral.protections.sealed.boxes import BoxContent, open_box, seal_box
 from bilateral.protocols import wire
 from bilateral.protocols.mask.keys import KeyDirectory
-from tests.protocols.mask.harness import RUN, key_rings
 
 NAMES = ("anna", "bela", "cleo")
 CONTENT = BoxContent(b"s" * 32, (torch.arange(5), torch.ones(2, 3, dtype=torch.int32)))
@@ -97,5 +97,5 @@ def test_what_is_no_content_is_refused_by_the_dealers_name(rings, monkeypatch):
 
 def test_what_is_too_large_is_refused_before_it_is_sealed(rings, monkeypatch):
     monkeypatch.setattr(boxes, "LARGEST_BOX", 100)
-    with pytest.raises(ProtocolError, match="Use a smaller training.batch_size"):
+    with pytest.raises(ProtocolError, match=r"Use a smaller training\.batch_size"):
         seal_box(rings["anna"], "bela", 3, TERMS, CONTENT)

@@ -35,6 +35,8 @@ from bilateral.protocols.mask.keys import KeyRing
 
 LINE_OF_REFUSALS: Final = 11
 """Of the ledger: sizes that masks tell. Ring words have no range to refuse."""
+NUM_REPLIES: Final = 24
+"""Of a client in a round, about: what masks take, what it deals, and its turns."""
 SEALED: Final = "sealed"
 """What plans call it."""
 
@@ -78,7 +80,12 @@ class Sealed(ModelProtection):
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
         return Traits(
-            computes_on_shares=True, model_line=LINE, upload_line=LINE, default_masks="ring", needs_sample_counts=True
+            computes_on_shares=True,
+            model_line=LINE,
+            upload_line=LINE,
+            default_masks="ring",
+            needs_sample_counts=True,
+            replies_in_a_round=NUM_REPLIES,
         )
 
     def guarantee(self, around: Groundwork) -> Guarantee:

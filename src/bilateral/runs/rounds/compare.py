@@ -20,6 +20,7 @@ from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import relative_difference
 from bilateral.protections.fedavg.protection import FEDAVG
 from bilateral.protections.registry import protection_names
+from bilateral.protections.sealed.protection import SEALED
 
 REORDERED = f"{FEDAVG}-reordered"
 """FedSGD with every batch in another order: the same mathematics, other roundings. How far may rounding carry?"""
@@ -30,14 +31,16 @@ LANES: dict[str, dict[str, Any]] = {
     "float-masks": {"protection": FEDAVG, "aggregation.masks": "float"},
     "perturbation+masks": {"aggregation.masks": "ring"},
 }
+BY_NAME: dict[str, dict[str, Any]] = {SEALED: {"protection": SEALED, "aggregation.masks": "ring"}}
+"""Compared only if they are asked for: they take longer by far, and not every network."""
 """Stacks of this package that `compare` knows, as settings on top of the plan."""
 
 
 def lanes() -> dict[str, dict[str, Any]]:
     """All stacks that `compare` knows: those, and every other protection by its name, without masks."""
-    known = {settings.get("protection", RunPlan().protection) for settings in LANES.values()}
+    known = {settings.get("protection", RunPlan().protection) for settings in (*LANES.values(), *BY_NAME.values())}
     others = [name for name in protection_names() if name not in known]
-    return {**LANES, **{name: {"protection": name, "aggregation.masks": "none"} for name in others}}
+    return {**LANES, **{name: {"protection": name, "aggregation.masks": "none"} for name in others}, **BY_NAME}
 
 
 @dataclass
@@ -71,7 +74,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One row per training: FedSGD, `num_controls` reordered ones, and the protections, all measured against FedSGD.
 
-    `protections` are names of `lanes()`, by default all that make sense: masks need two clients a round.
+    `protections` are names of `lanes()`, by default all that make sense (masks need two clients a round) but those that
+    take much longer (`BY_NAME`).
     """
     known = lanes()
     if unknown := [name for name in protections or () if name not in known]:
@@ -83,7 +87,8 @@ def compare(
     federation = load_federation(plan, data_dir)
     if protections is None:
         alone = plan.federation.num_participants(len(federation.members)) < 2
-        protections = [name for name in known if not (alone and known[name]["aggregation.masks"] != "none")]
+        masked = [name for name in known if known[name]["aggregation.masks"] != "none"]
+        protections = [name for name in known if name not in BY_NAME and not (alone and name in masked)]
     trained = _make_lanes(plan, federation, num_controls, protections)
     names = federation.names
     for round_index in range(plan.training.rounds):

@@ -75,7 +75,8 @@ def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_mes
     main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
     transcript = Transcript(keep_messages)
     rate = plan.federation.dropout
-    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+    draws, replies = SeededRandomness(plan.seed, "dropouts"), plan.traits.replies_in_a_round
+    dropouts = Dropouts(rate, draws, replies) if rate else None
     return RoundLoop(
         plan,
         federation.names,

@@ -95,6 +95,7 @@ class RunResult:
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
             "client_view": self.view.as_dict() if self.view else None,
+            "dealer": self.plan.federation.dealer if self.plan.traits.computes_on_shares else None,
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
             "privacy": self.privacy.as_dict() if self.privacy else None,
