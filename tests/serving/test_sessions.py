@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.serving.harness import NET, Parties, inputs, is_refused, served
 from torch import nn
 
 from bilateral.errors import (
@@ -35,7 +36,6 @@ from bilateral.serving.messages import (
     Service,
     SessionRequest,
 )
-from tests.serving.harness import NET, Parties, inputs, is_refused, served
 
 
 def changing(kind, **changes):

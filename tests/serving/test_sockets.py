@@ -5,6 +5,7 @@ import threading
 from contextlib import closing, contextmanager
 
 import pytest
+from tests.serving.harness import NET, inputs, served
 
 from bilateral.engine.remote.loopback import HOST
 from bilateral.errors import DeploymentError, ProtocolError
@@ -13,7 +14,6 @@ from bilateral.randomness import SecureRandomness
 from bilateral.serving.folder import Kit, ServingFolder
 from bilateral.serving.server import AnswerServer, Conditions
 from bilateral.serving.sockets import Line, Reception, deal_for, session_of
-from tests.serving.harness import NET, inputs, served
 
 SECONDS = 60
 

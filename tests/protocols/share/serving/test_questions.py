@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.protocols.share.serving.harness import asked, samples
 from torch import nn
 
 from bilateral.errors import DataError, MalformedMessageError, ModelError, NumericalRangeError, UnsupportedLayerError
 from bilateral.protocols.share.circuit.served import compile_served
 from bilateral.protocols.share.serving.parties import AskingParty, plain_answers
 from bilateral.protocols.share.serving.terms import QuestionTerms
-from tests.protocols.share.serving.harness import asked, samples
 
 ERROR = 2.0**-14
 

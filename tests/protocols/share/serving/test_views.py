@@ -3,11 +3,11 @@
 import pytest
 import torch
 from scipy import stats
+from tests.protocols.share.serving.harness import asked, samples
+from tests.protocols.share.statistics import LEVEL, assert_uniform
 from torch import nn
 
 from bilateral.protocols.share.serving.terms import QuestionTerms
-from tests.protocols.share.serving.harness import asked, samples
-from tests.protocols.share.statistics import LEVEL, assert_uniform
 
 BATCH = 64
 
