@@ -56,7 +56,8 @@ def test_answers_are_written_as_they_come_and_gone_on_with(bilateral, run, tmp_p
 
     monkeypatch.setattr(AskingSession, "ask", dies_at_the_second)
     options = "--data", "breast-cancer", "--first", 100, "-o", "part.csv", "--quiet"
-    assert bilateral("ask", run, *options).code == 130
+    died = bilateral("ask", run, *options)
+    assert died.code == 130 and "64 answers are in part.csv" in died.out
     monkeypatch.setattr(AskingSession, "ask", ask)
     with (tmp_path / "part.csv").open("a") as file:
         file.write("64,mali")  # a line that was cut off
@@ -64,6 +65,15 @@ def test_answers_are_written_as_they_come_and_gone_on_with(bilateral, run, tmp_p
     assert bilateral("ask", run, *options, "--resume").code == 0
     rows = [list(csv.reader((tmp_path / name).open())) for name in ("whole.csv", "part.csv")]
     assert len(rows[1]) == 101 and [row[:2] for row in rows[0]] == [row[:2] for row in rows[1]]
+
+
+def test_an_error_in_the_middle_loses_no_answer_that_is_there(bilateral, run, tmp_path):
+    inputs = np.zeros((70, 30))
+    inputs[69] = 3000
+    np.save(tmp_path / "mine.npy", inputs)
+    outcome = bilateral("ask", run, "--inputs", "mine.npy", "--json", "--quiet")
+    assert outcome.code == 2 and "An input is 3e+03" in outcome.err
+    assert outcome.json["samples"] == len(outcome.json["outputs"]) == 64
 
 
 def test_a_users_own_inputs_are_asked_about(bilateral, run, tmp_path):

@@ -87,8 +87,11 @@ def ask_command(
         asked, targets = _inputs(session, inputs, data, data_dir, first)
         answers = _Answers(service, revealed, output, _done_before(output) if resume else 0)
         _check_enough(len(asked) - answers.done, service)
-        interrupted = _ask_all(session, asked, answers, quiet=quiet)
-        _print(session, answers, targets, is_simulation=_is_run(source), json=json)
+        try:
+            interrupted = _ask_all(session, asked, answers, quiet=quiet)
+        finally:  # an error in the middle, or a second Ctrl-C, loses no answer that is there
+            if answers.parts or answers.done == len(asked):
+                _print(session, answers, targets, is_simulation=_is_run(source), json=json)
     if interrupted:
         again = " Go on with the same command and --resume." if output else " Without --output, ask the rest anew."
         err.print(f"Stopped after {answers.done} of {len(asked)} questions.{again}")
