@@ -112,6 +112,17 @@ class Sum(nn.Module):
         return self.last(torch.relu(y + y))
 
 
+class LastSum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = nn.Linear(1, 2)
+
+    def forward(self, x):
+        y = self.only(x)
+        y = y + y
+        return y + y
+
+
 def ones(net):
     with torch.no_grad():
         for parameter in net.parameters():
@@ -129,6 +140,7 @@ BEYOND = {
     ),
     "a sum": (ones(Sum()), (1,), "logits"),
     "a hidden layer": (ones(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))), (4,), "logits"),
+    "the choice of a class of sums": (ones(LastSum()), (1,), "class"),
     "the choice of a class": (ones(nn.Sequential(nn.Linear(4, 2))), (4,), "class"),
 }
 
