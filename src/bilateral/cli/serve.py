@@ -184,7 +184,8 @@ def _print_service(
         return
     out.print(f"[bold]Serving {escape(served.model)}[/] for {escape(served.dataset)} on 127.0.0.1:{folder.port}")
     for name in folder.clients:
-        ask = shlex.join(["bilateral", "ask", kits[name], "--data", served.dataset])
+        only = ["--reveal", "class"] if conditions.reveal == "class" else []
+        ask = shlex.join(["bilateral", "ask", kits[name], "--data", served.dataset, *only])
         out.print(f"  {escape(name)}: {used[name]} of {conditions.limit} questions asked. {escape(ask)}")
     if deals_here:
         out.print(
