@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.protections.sealed.harness import plan_of
 from tests.runs.rounds.harness import LocalSites, conduct, silent_at
+from tests.runs.rounds.test_deployed_secrets import OwnSites, conduct_deployed
 
 from bilateral.engine.events import read_events
 from bilateral.engine.federation import load_server_view
@@ -39,6 +40,31 @@ def test_sites_train_the_same_model_to_the_last_integer(tmp_path, dealer):
     sent = [(result.transcript.bytes_up, result.transcript.bytes_down) for result in (here, there)]
     assert sent[0] == sent[1]
     assert json.loads((tmp_path / "there" / "result.json").read_text())["dealer"] == dealer
+
+
+@pytest.mark.parametrize("dealer", ["rotating", "auditor"])
+def test_a_deployment_whose_parties_draw_their_own_secrets_trains(tmp_path, dealer):
+    plan = plan_of(**{"federation.dealer": dealer, "training.batch_size": 0})
+    sites = OwnSites(plan)
+    result = conduct_deployed(plan, tmp_path / "run", sites)
+    assert result.finished
+    assert of(tmp_path / "run", "message_refused") == []
+    assert len(set(digests(tmp_path / "run"))) == plan.training.rounds
+
+
+def test_a_site_that_was_told_another_number_of_samples_of_others_opens_no_box(tmp_path):
+    """It computes other terms, so it is in no sum with the rest."""
+    plan = plan_of(**{"federation.clients": 5, "federation.patience": 0.1, "training.rounds": 1})
+    sites = OwnSites(plan)
+
+    def lie(site, briefing):
+        counts = (briefing.num_samples[0], 5 * briefing.num_samples[1], *briefing.num_samples[2:])
+        return replace(briefing, num_samples=counts) if site == "client-1" else briefing
+
+    sites.lie = lie
+    conduct_deployed(plan, tmp_path / "run", sites)
+    assert "client-1" in {event["site"] for event in of(tmp_path / "run", "message_refused")}
+    assert all("client-1" not in event["contributors"] for event in of(tmp_path / "run", "round_done"))
 
 
 def test_the_dealer_tells_no_samples_and_the_others_do(tmp_path):
