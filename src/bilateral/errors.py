@@ -15,6 +15,7 @@
     |   |-- MalformedMessageError bytes that are no message, or a message with a part missing or too much
     |   |-- AuthenticationError   a key, signature or sealed share is not of whom it claims to be
     |   |   `-- SealedShareError  what one client dealt to another does not open
+    |   |-- QuestionLimitError    a client has asked a served model as many questions as it may
     |   `-- ThresholdError        too few clients are left to unmask a sum
     |       `-- LostSumError      enough are left, but what they sent does not unmask
     |-- NotAuditableError         a protection does not tell an audit the truth that figures are scored against
@@ -108,6 +109,10 @@ class ThresholdError(ProtocolError):
 
     What was sent before stays known: who took part, sizes of refused rows, questions asked on the way.
     """
+
+
+class QuestionLimitError(ProtocolError):
+    """A client has asked a served model as many questions as it may."""
 
 
 class LostSumError(ThresholdError):

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import bilateral.bench.secure_prediction as bench
 import bilateral.bench.three_parties as processes
 from bilateral.bench import prediction_party
-from bilateral.bench.loopback import HOST, Connection, LostConnectionError
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_HEAR,
@@ -36,6 +35,7 @@ from bilateral.bench.secure_prediction import (
 from bilateral.bench.three_parties import CLIENTS, BatchCost, PartyCost, PhaseCost, three_parties
 from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
+from bilateral.engine.remote.loopback import HOST, Connection, LostConnectionError
 from bilateral.errors import BilateralError, DeploymentError, PlanError
 from bilateral.protocols.share.circuit.plaintext import predict
 from bilateral.protocols.share.prediction.messages import (

@@ -95,7 +95,10 @@ def test_a_users_model_in_the_current_folder_is_found(bilateral, tmp_path):
     assert outcome.code == 0, outcome.err
 
 
-COMMANDS = ("run", "watch", "deploy", "submit", "sites", "compare", "inspect", "privacy", "export", "predict", "bench")
+COMMANDS = (
+    "run", "watch", "deploy", "submit", "sites", "compare", "inspect", "privacy", "export", "predict", "serve", "ask",
+    "deal", "bench",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

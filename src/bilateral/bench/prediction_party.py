@@ -20,7 +20,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.bench.loopback import Connection, LostConnectionError, connect
+from bilateral.engine.remote.loopback import Connection, LostConnectionError, connect
 from bilateral.errors import ProtocolError
 from bilateral.models.zoo import build_model
 from bilateral.protocols.mask.keys import Identity, KeyRing

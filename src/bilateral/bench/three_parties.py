@@ -16,7 +16,6 @@ from typing import IO, Final, TypeVar
 import torch
 from torch import Tensor
 
-from bilateral.bench.loopback import Gate, LostConnectionError, Switchboard
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_SAY,
@@ -36,6 +35,7 @@ from bilateral.bench.prediction_party import (
     fresh_store,
     peak_memory_bytes,
 )
+from bilateral.engine.remote.loopback import Gate, LostConnectionError, Switchboard
 from bilateral.errors import DeploymentError
 from bilateral.protocols.mask.keys import RUN_ID_BYTES, Identity, KeyDirectory, KeyRing
 from bilateral.protocols.mask.messages import KeyAnnouncement

@@ -8,7 +8,21 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from bilateral.cli import audit, bench, compare, deploy, export, hetero, inspect, privacy, run, submit, watch
+from bilateral.cli import (
+    ask,
+    audit,
+    bench,
+    compare,
+    deploy,
+    export,
+    hetero,
+    inspect,
+    privacy,
+    run,
+    serve,
+    submit,
+    watch,
+)
 from bilateral.cli.console import err
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
@@ -35,6 +49,9 @@ app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)
 app.command("export")(export.export_command)
 app.command("predict")(export.predict_command)
+app.command("serve")(serve.serve_command)
+app.command("ask")(ask.ask_command)
+app.command("deal")(serve.deal_command)
 app.command("bench")(bench.bench_command)
 
 

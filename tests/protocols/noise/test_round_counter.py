@@ -32,6 +32,27 @@ def test_without_a_limit_every_round_is_counted(counter):
     assert counter.used == 5
 
 
+def test_several_are_counted_at_once_or_none_of_them(counter):
+    assert counter.spend(5, 3)
+    assert not counter.spend(5, 3)
+    assert counter.used == 3
+    assert counter.spend(5, 2)
+    assert counter.used == 5
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_nothing_is_counted_backwards(tmp_path, count):
+    with pytest.raises(ValueError, match="one or more"):
+        FileCounter.create(tmp_path / "spent.json").spend(5, count)
+
+
+def test_counters_of_different_things_are_not_taken_for_each_other(tmp_path):
+    FileCounter.create(tmp_path / "asked.json", "questions").spend(None, 7)
+    with pytest.raises(CheckpointError, match="how many rounds were used"):
+        FileCounter(tmp_path / "asked.json")
+    assert FileCounter(tmp_path / "asked.json", "questions").used == 7
+
+
 def make_noise(path, max_rounds=3):
     settings = SoundNoiseSettings(ClipSettings(1.0, "client"), 1.0, 2)
     return DistributedGaussian("anna", settings, SeededRandomness(0), max_rounds=max_rounds, counter=FileCounter(path))

@@ -2,6 +2,7 @@
 
     edge    the edge of a site: answers and refusals
     lines   messages to sites in order, each once, and their replies
+    loopback   messages between processes of one machine
 
 A transport (NVIDIA FLARE in `engine/flare`) brings the calls (`Sites`) and hosts the two ends.
 """

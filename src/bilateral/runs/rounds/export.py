@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bilateral.arguments import checked
 from bilateral.engine.checkpoint import Checkpoint, load_checkpoint
-from bilateral.engine.federation import load_server_view
+from bilateral.engine.federation import Federation, load_server_view
 from bilateral.engine.named_code import check_named, check_named_by_user, is_own_code
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.engine.run_directory import RunDirectory
@@ -24,6 +24,7 @@ from bilateral.engine.tensor_file import read_tensor_file
 from bilateral.errors import CheckpointError, ModelError, PlanError
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.problem import Problem
+from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model, outline_model
 from bilateral.protections.combination import name_of
 from bilateral.protocols.perturb.export import perturbed_state
@@ -56,13 +57,50 @@ def export_run(
     single round that succeeded is refused.
     """
     run_directory, target = Path(run_directory), Path(target)
-    directory, plan = RunDirectory.open(run_directory, load_plan)
+    RunDirectory.open(run_directory, load_plan)  # what is read comes first: a target is chosen for it
     if target.exists():
         raise PlanError(f"{target} already exists.", remedy="Choose another --output; nothing was overwritten.")
     writer = _WRITERS.get(target.suffix)
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
     command = ("bilateral", "export", str(run_directory), "--output", str(target))
+    trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data)
+    plan, view, network, graph = trained.plan, trained.view, trained.network, trained.graph
+    check_export(network, graph, view.problem.examples)
+    state = perturbed_state(
+        network, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
+    )
+    network.load_state_dict(state)
+    network.eval()
+    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
+    writer(network, card, target)
+    return card
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedNetwork:
+    """The server's model of a run, as it is in the last checkpoint, and what the server opens besides."""
+
+    plan: RunPlan
+    view: Federation
+    network: nn.Module
+    graph: ScaleGraph
+    protection: str
+
+
+def trained_network(
+    run_directory: Path,
+    command: Sequence[str],
+    *,
+    data_dir: str | Path | None = None,
+    model: str | None = None,
+    data: str | None = None,
+) -> TrainedNetwork:
+    """Of a run of any protection; one without a single round that succeeded is refused.
+
+    `model`, `data`: a user's own functions, named again for this; `command` is what a refusal tells to name them with.
+    """
+    directory, plan = RunDirectory.open(run_directory, load_plan)
     check_named(directory.path, plan, (model, data), command)
     checkpoint = load_checkpoint(directory.checkpoint)
     if checkpoint.plan_digest != plan.digest():
@@ -76,15 +114,7 @@ def export_run(
     graph = analyse(network, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
     trained = name_of(checked_mix(plan, view.problem.loss, len(view.members), graph))
     _restore_model(network, checkpoint, f"{trained}/model/", directory.checkpoint)
-    check_export(network, graph, view.problem.examples)
-    state = perturbed_state(
-        network, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
-    )
-    network.load_state_dict(state)
-    network.eval()
-    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
-    writer(network, card, target)
-    return card
+    return TrainedNetwork(plan, view, network, graph, trained)
 
 
 def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
@@ -96,7 +126,7 @@ def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
     why = f"; the last one so: {failed[-1]['reason']}" if failed else "."
     raise CheckpointError(
         f"{count} in {path}, so its model is untrained{why}",
-        remedy="Export a run in which at least one round was done.",
+        remedy="Name a run in which at least one round was done.",
     )
 
 

@@ -51,11 +51,11 @@ def compile_model(model: nn.Module, samples: Tensor, *, value_bits: int = VALUE_
             f"{2**value_bits} and wants {_HEADROOM} times of room.",
             remedy="Normalise the inputs, use BatchNorm, or train with weight decay.",
         )
-    _check_agreement(model, samples, found)
+    check_agreement(model, samples, found)
     return compiled
 
 
-def _check_agreement(model: nn.Module, samples: Tensor, found: Tensor) -> None:
+def check_agreement(model: nn.Module, samples: Tensor, found: Tensor) -> None:
     """What wrapped around the ring, or was overwritten in place, gives other logits than the network itself."""
     with torch.no_grad():
         expected = copy.deepcopy(model).cpu().double().eval()(samples.double())

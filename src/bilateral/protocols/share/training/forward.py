@@ -37,6 +37,13 @@ def forward(role: Role, tape: Tape, index: int) -> Walk:
     return (yield from _FORWARD[type(made_by)](role, tape, index))
 
 
+def masked_value(role: Role, tape: Tape, source: int) -> Walk:
+    """A value as linear layers read it: it is masked once, for all of them."""
+    if source not in tape.masked:
+        tape.masked[source] = yield from role.mask("value mask", source, tape.value(source))
+    return tape.masked[source]
+
+
 def leaky(role: Role, x: Tensor, positive: Tensor, slope: int) -> Walk:
     """slope x + (1 - slope) max(x, 0)."""
     one = 1 << FRACTION_BITS
@@ -49,10 +56,9 @@ def _read(role: Role, tape: Tape, index: int) -> Tensor:
 
 def _linear(role: Role, tape: Tape, index: int) -> Walk:
     source = role.terms.circuit.steps[index].sources[0]
-    if source not in tape.masked:
-        tape.masked[source] = yield from role.mask("value mask", source, tape.value(source))
+    masked = yield from masked_value(role, tape, source)
     layer = role.terms.number_of_layer[index]
-    y = yield from role.apply(layer, tape.masked[source], role.terms.circuit.values[source].fraction_bits)
+    y = yield from role.apply(layer, masked, role.terms.circuit.values[source].fraction_bits)
     role.watch(f"layer {layer}", y)
     return y
 
@@ -72,13 +78,13 @@ def _leaky_relu(role: Role, tape: Tape, index: int) -> Walk:
 def _compare(role: Role, tape: Tape, index: int) -> Walk:
     """The bit of a step's input."""
     source, x = role.terms.circuit.steps[index].sources[0], _read(role, tape, index)
-    _watch_what_is_compared(role, source, x)
+    watch_what_is_compared(role, source, x)
     bit = yield from role.compare(x, VALUE_BITS + role.terms.circuit.values[source].fraction_bits)
     tape.bits[index] = [bit]
     return bit
 
 
-def _watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
+def watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
     """Unless it was watched as it came, or is no larger than what was."""
     steps = role.terms.circuit.steps
     while source and isinstance(steps[source - 1], Relu | LeakyRelu | MaxPool | Reshape):
@@ -92,7 +98,7 @@ def _max_pool(role: Role, tape: Tape, index: int) -> Walk:
     made_by, x = role.terms.circuit.steps[index], _read(role, tape, index)
     assert isinstance(made_by, MaxPool)
     (source,) = made_by.sources
-    _watch_what_is_compared(role, source, x)
+    watch_what_is_compared(role, source, x)
     bits = VALUE_BITS + role.terms.circuit.values[source].fraction_bits
     candidates = torch.stack(windows(x, made_by.kernel, made_by.stride, made_by.padding), dim=1)
     found: list[Bit] = []

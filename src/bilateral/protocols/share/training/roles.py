@@ -576,10 +576,13 @@ class Dealing(Role):
         yield
 
     def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
-        step, value = self.terms.linear_steps[layer], self.terms.linear_values[layer]
+        value = self.terms.linear_values[layer]
         if self.is_dry:
             return (yield from self._dry_product((len(masked.part), *value.shape)))
-        return self._deal_product(2 * layer, linear_map(step, self._weight_mask(layer))(masked.part), shift)
+        return self._deal_product(2 * layer, self._product_of_masks(layer, masked.part), shift)
+
+    def _product_of_masks(self, layer: int, mask: Tensor) -> Tensor:
+        return linear_map(self.terms.linear_steps[layer], self._weight_mask(layer))(mask)
 
     def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
         step, source = self.terms.linear_steps[layer], self.terms.linear_sources[layer]

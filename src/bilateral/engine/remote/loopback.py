@@ -226,22 +226,28 @@ class Gate:
 
     def _greet(self, sock: socket.socket) -> str | None:
         """Who this is, or None for somebody who does not know the token."""
-        visitor = Connection(sock, "a visitor", (Hello,))
-        visitor.max_frame_bytes = _MAX_HELLO_BYTES
-        deadline = time.monotonic() + _HELLO_SECONDS
-        try:
-            while (frame := visitor.read_some()) is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or not select.select([visitor], [], [], left)[0]:
-                    return None
-            hello = visitor.decode(frame)
-        except (LostConnectionError, MalformedMessageError):
-            return None
-        assert isinstance(hello, Hello)
-        return hello.party if hmac.compare_digest(hello.token, self.token) else None
+        hello = read_hello(sock)
+        return hello.party if hello is not None and hmac.compare_digest(hello.token, self.token) else None
 
     def close(self) -> None:
         self._listener.close()
+
+
+def read_hello(sock: socket.socket) -> Hello | None:
+    """What a visitor says of itself, who has a few seconds for it; None if that is no `Hello`."""
+    visitor = Connection(sock, "a visitor", (Hello,))
+    visitor.max_frame_bytes = _MAX_HELLO_BYTES
+    deadline = time.monotonic() + _HELLO_SECONDS
+    try:
+        while (frame := visitor.read_some()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([visitor], [], [], left)[0]:
+                return None
+        hello = visitor.decode(frame)
+    except (LostConnectionError, MalformedMessageError):
+        return None
+    assert isinstance(hello, Hello)
+    return hello
 
 
 def connect(port: int, token: bytes, own_name: str, other: str, types: Sequence[type[Message]]) -> Connection:

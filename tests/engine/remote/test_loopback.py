@@ -1,4 +1,4 @@
-"""Frames, the gate and the switchboard of `bench secure-prediction`, with parties as threads of this process."""
+"""Frames, the gate and the switchboard of processes of one machine, with parties as threads of this process."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilateral.bench.loopback import HOST, TOKEN_BYTES, Connection, Gate, LostConnectionError, connect
+from bilateral.engine.remote.loopback import HOST, TOKEN_BYTES, Connection, Gate, LostConnectionError, connect
 from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols import wire
 from bilateral.protocols.messages import Message
