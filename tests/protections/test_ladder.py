@@ -45,7 +45,7 @@ def test_masks_are_fedsgd_under_ring_masks_to_the_bit():
         RunPlan().with_settings({**SMALL, "protection": "fedavg", "aggregation.masks": "ring"}), reference=False
     )
     assert by_one_word.metrics == by_two.metrics
-    assert by_one_word.protection == by_two.protection == "fedavg + ring masks"
+    assert by_one_word.guarantee == by_two.guarantee
 
 
 def test_masks_without_masks_are_refused_by_name():
