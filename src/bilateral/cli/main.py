@@ -17,6 +17,7 @@ from bilateral.cli import (
     export,
     hetero,
     inspect,
+    ladder,
     privacy,
     run,
     serve,
@@ -30,7 +31,7 @@ from bilateral.version import __version__
 
 app = typer.Typer(
     name="bilateral",
-    help="Federated deep learning: the server sees only sums, clients see a disguised model.",
+    help="Federated deep learning: the server sees only sums, and clients train a model that they do not have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,6 +45,7 @@ app.command("watch")(watch.watch_command)
 app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)
 app.command("sites")(submit.sites_command)
+app.command("ladder")(ladder.ladder_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)

@@ -40,7 +40,7 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}."
+PROTECTION_HELP = f"{in_words(protection_words())}. `bilateral ladder` says who sees what."
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""

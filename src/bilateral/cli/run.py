@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Protocol, get_args
+from typing import Annotated, Any, Final, Protocol, get_args
 
 import typer
 from rich.markup import escape
@@ -29,6 +30,7 @@ from bilateral.cli.options import (
     budget,
     build_plan,
     check_trained,
+    parse_setting,
     resumed,
     write_new_plan,
 )
@@ -43,7 +45,12 @@ from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.sealed.protection import SEALED
 from bilateral.runs.rounds.in_process import run
+
+FIRST_RUN: Final = {"protection": SEALED, "model.name": "mlp-3"}
+"""What `bilateral run` does if nothing is said of data, model or protection (docs/decisions/0031-the-first-run.md)."""
+_SAYS_MORE: Final = ("data", "model", "protection", "perturbation", "aggregation", "noise")
 
 
 def run_command(
@@ -89,13 +96,16 @@ def run_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model with clients that see only a perturbed one and a server that sees sums of what they upload.
+    """Train a model with clients and a server that do not see each other's side; `--protection` says how far.
 
-    Without a plan: five clients, real data that come with scikit-learn, under a minute.
+    Without a plan: five clients, real data that come with scikit-learn, under a minute. If nothing is said of data,
+    model or protection, it is sealed: clients train a model that none of them has. Otherwise it is perturbation.
 
     Examples:
 
       bilateral run
+
+      bilateral run --protection perturbation
 
       bilateral run --data breast-cancer --model mlp-5 --clients 3 --noise offset
 
@@ -143,7 +153,9 @@ def run_command(
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
         chosen, output = resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model), resume
     else:
-        chosen = build_plan(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
+        asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
+        is_first = plan is None and not _says_more(asked, settings)
+        chosen = build_plan(plan, asked | FIRST_RUN if is_first else asked, settings)
     if write_plan is not None:
         write_new_plan(dump_plan(chosen), write_plan, json=json)
         return
@@ -161,6 +173,13 @@ def run_command(
         said = f"Stopped after round {result.rounds}."
         raise stopped(said, "run", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
     check_trained(result.as_dict())
+
+
+def _says_more(named: Mapping[str, Any], settings: list[str] | None) -> bool:
+    """Whether options or settings say what is learned, or how it is protected."""
+    keys = [key for key, value in named.items() if value is not None]
+    keys += [parse_setting(text)[0] for text in settings or ()]
+    return any(key.split(".")[0] in _SAYS_MORE for key in keys)
 
 
 def _other_kind(plan: Path | None, resume: Path | None) -> tuple[RunKind[Any], Any] | None:

@@ -1,13 +1,15 @@
 """Protections: each is one folder, with its settings, traits, refused mixes, vocabulary, guarantee and both its sides.
 
-    perturbation/ fedavg/ sealed/             what a plan's `protection` names: what clients are sent, and upload
+    fedavg/ masks/ perturbation/ sealed/      what a plan's `protection` names: what clients are sent, and upload
     sound/ published/ mp_cdp/ mp_dp_naive/    what its `noise.mechanism` names: noise on top of that
 
-Nobody else compares their names: a plan's strings are resolved here (`plan.chosen`, `plan.traits`). One from outside of
-the package is added by `register`, or by an entry point of the group `bilateral.protections`.
+`ladder` has those four in a table: who sees what, and at what cost. Nobody else compares their names: a plan's strings
+are resolved here (`plan.chosen`, `plan.traits`). One from outside of the package is added by `register`, or by an entry
+point of the group `bilateral.protections`.
 """
 
 from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.masks.protection import Masks
 from bilateral.protections.mp_cdp.protection import MpCdp
 from bilateral.protections.mp_dp_naive.protection import MpDpNaive
 from bilateral.protections.perturbation.protection import Perturbation
@@ -19,6 +21,7 @@ from bilateral.protections.sound.protection import Sound
 for _one in (
     Perturbation(),
     FedSgd(),
+    Masks(),
     Sealed(),
     Sound(),
     Published(),

@@ -20,7 +20,7 @@ class FedSgd(ModelProtection):
     """Everyone sees the model."""
 
     name = FEDAVG
-    aliases = ("fedsgd",)
+    aliases: tuple[str, ...] = ("fedsgd",)
     vocabulary = Vocabulary("FedSGD", to_client=(PlainModel,), stages={PlainModel: "training"})
     can_clip = True
 

@@ -27,7 +27,7 @@ REORDERED = f"{FEDAVG}-reordered"
 LANES: dict[str, dict[str, Any]] = {
     "perturbation-activation": {"perturbation.noise": "activation", "aggregation.masks": "none"},
     "perturbation-offset": {"perturbation.noise": "offset", "aggregation.masks": "none"},
-    "masks": {"protection": FEDAVG, "aggregation.masks": "ring"},
+    "masks": {"protection": "masks", "aggregation.masks": "ring"},
     "float-masks": {"protection": FEDAVG, "aggregation.masks": "float"},
     "perturbation+masks": {"aggregation.masks": "ring"},
 }

@@ -1,0 +1,94 @@
+"""The protections as one setting, from none to both directions: who sees what, and at what cost.
+
+`bilateral run --protection` takes each rung by its name. README and `bilateral ladder` draw this table, and a test holds
+the page to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One protection, in plain words."""
+
+    protection: str
+    server_sees: str
+    clients_see: str
+    together: str
+    """Who, if they tell each other what they know, learn more than that."""
+    noise: str
+    networks: str
+    cost: str
+    audit: str
+
+
+LADDER: Final = (
+    Rung(
+        "fedavg",
+        "every client's gradient, and with it its samples",
+        "the model",
+        "nobody needs to",
+        "sound",
+        "any that `torch.fx` traces",
+        "1",
+        "broken: images read from single gradients",
+    ),
+    Rung(
+        "masks",
+        "the sum of the gradients, and nothing of one client",
+        "the model",
+        "the server and a third of the clients: single uploads",
+        "sound",
+        "any that `torch.fx` traces",
+        "1, and some 15 ms a round and client",
+        "holds",
+    ),
+    Rung(
+        "perturbation",
+        "the sum of the gradients, and nothing of one client",
+        "a disguised model: a client that tries gets what it computes, and its weights to some percent",
+        "the server and a third of the clients: single uploads",
+        "sound, with MSE",
+        "ends in a `Linear`",
+        "1.0 to 2.3 plain steps",
+        "the server's side holds; for the clients' side nothing is claimed, and it is broken",
+    ),
+    Rung(
+        "sealed",
+        "the sum of the gradients, and nothing of one client",
+        "nothing: words that are uniform to it",
+        "a client and its dealer: the model of a round; the server and a client's dealer: that client's batch",
+        "none",
+        "linear layers, convolutions, ReLU, pooling; no BatchNorm that trains",
+        "30 to 100 plain steps; 100 to 150 bytes an activation",
+        "holds",
+    ),
+)
+TITLES: Final = {
+    "protection": "`--protection`",
+    "server_sees": "the server sees",
+    "clients_see": "clients see",
+    "together": "together they learn more",
+    "noise": "noise on top",
+    "networks": "networks",
+    "cost": "a client's step",
+    "audit": "our audit",
+}
+
+
+def as_markdown() -> str:
+    """The table, for README and docs/ladder.md."""
+    names = [item.name for item in fields(Rung)]
+    lines = ["| " + " | ".join(TITLES[name] for name in names) + " |", "|" + "---|" * len(names)]
+    for rung in LADDER:
+        cells = [f"`{rung.protection}`" if name == "protection" else getattr(rung, name) for name in names]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_dicts() -> list[dict[str, str]]:
+    """For `--json`."""
+    return [asdict(rung) for rung in LADDER]

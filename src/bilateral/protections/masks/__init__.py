@@ -1,0 +1,1 @@
+"""FedSGD whose uploads are masked: the server sees sums, the clients the model."""
