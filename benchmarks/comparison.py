@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from bilateral.bench.clock import ratio_row
@@ -17,6 +17,7 @@ from rich.table import Table
 from systems import OURS, Case, Measurement
 
 _WIDEST: Final = 1000
+M = TypeVar("M")
 
 Runs = Mapping[str, Sequence[Measurement | None]]
 """For every system one entry a pass; None where it was skipped or failed."""
@@ -25,7 +26,13 @@ Runs = Mapping[str, Sequence[Measurement | None]]
 def rows_of(case: Case, runs: Runs) -> list[dict[str, Any]]:
     """A row a system. A ratio is peer over ours, of the passes in which both were measured, so above 1 we win."""
     return [
-        {"model": case.model, "batch_size": case.batch_size, "system": name, **_figures(taken), **_ratios(taken, runs)}
+        {
+            "model": case.model,
+            "batch_size": case.batch_size,
+            "system": name,
+            **_figures(taken),
+            **ratios(taken, runs.get(OURS, ()), _seconds, _megabytes),
+        }
         for name, taken in runs.items()
         if any(run is not None for run in taken)
     ]
@@ -33,15 +40,11 @@ def rows_of(case: Case, runs: Runs) -> list[dict[str, Any]]:
 
 def _figures(taken: Sequence[Measurement | None]) -> dict[str, Any]:
     runs = [run for run in taken if run is not None]
-    seconds = [run.seconds_per_prediction for run in runs]
-    cuts = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds * 9
     memory = [run.peak_memory_gigabytes for run in runs if run.peak_memory_gigabytes is not None]
     return {
         "parties": runs[0].parties,
         "passes": len(runs),
-        "seconds_per_prediction": statistics.median(seconds),
-        "seconds_p10": cuts[0],
-        "seconds_p90": cuts[-1],
+        **spread("seconds_per_prediction", [run.seconds_per_prediction for run in runs]),
         "megabytes_per_prediction": statistics.median(run.megabytes_per_prediction for run in runs),
         "rounds": runs[0].rounds,
         "max_logit_error": max(run.max_logit_error for run in runs),
@@ -49,14 +52,34 @@ def _figures(taken: Sequence[Measurement | None]) -> dict[str, Any]:
     }
 
 
-def _ratios(taken: Sequence[Measurement | None], runs: Runs) -> dict[str, float | None]:
+def _seconds(run: Measurement) -> float:
+    return run.seconds_per_prediction
+
+
+def _megabytes(run: Measurement) -> float:
+    return run.megabytes_per_prediction
+
+
+def spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """The median under its name, and the tenth and ninetieth percentiles."""
+    cuts = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else [*seconds] * 9
+    return {name: statistics.median(seconds), "seconds_p10": cuts[0], "seconds_p90": cuts[-1]}
+
+
+def ratios(
+    taken: Sequence[M | None],
+    ours: Sequence[M | None],
+    seconds: Callable[[M], float],
+    megabytes: Callable[[M], float],
+) -> dict[str, float | None]:
+    """Peer over ours, of the passes in which both were measured."""
     names = ("seconds_ratio", "seconds_ratio_p10", "seconds_ratio_p90", "megabytes_ratio")
-    pairs = [(peer, own) for peer, own in zip(taken, runs.get(OURS, ()), strict=False) if peer and own]
+    pairs = [(peer, own) for peer, own in zip(taken, ours, strict=False) if peer is not None and own is not None]
     if not pairs:
         return dict.fromkeys(names)
-    seconds = ratio_row([p.seconds_per_prediction for p, _ in pairs], [o.seconds_per_prediction for _, o in pairs])
-    megabytes = statistics.median(p.megabytes_per_prediction / o.megabytes_per_prediction for p, o in pairs)
-    return dict(zip(names, (*seconds.values(), megabytes), strict=True))
+    row = ratio_row([seconds(peer) for peer, _ in pairs], [seconds(own) for _, own in pairs])
+    traffic = statistics.median(megabytes(peer) / megabytes(own) for peer, own in pairs)
+    return dict(zip(names, (*row.values(), traffic), strict=True))
 
 
 def machine(threads: int) -> dict[str, Any]:
@@ -76,12 +99,15 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    print_wide(_table(rows), "s, MB: a prediction, all parties and phases.")
+
+
+def print_wide(table: Table, units: str) -> None:
     """The table as wide as it is: a narrow terminal wraps its lines, and loses no figure."""
-    table = _table(rows)
     needed = Console(width=_WIDEST).measure(table).maximum
     out = Console(highlight=False, width=max(needed, Console().width), soft_wrap=True)
     out.print(table)
-    out.print("s, MB: a prediction, all parties and phases. Ratios are peer / ours, pass by pass; above 1 we win.")
+    out.print(f"{units} Ratios are peer / ours, pass by pass; above 1 we win.")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -97,21 +123,23 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             str(row["batch_size"]),
             row["system"],
             str(row["parties"]),
-            _number(row["seconds_per_prediction"]),
-            f"{_number(row['seconds_p10'])}-{_number(row['seconds_p90'])}",
-            _number(row["megabytes_per_prediction"]),
+            number(row["seconds_per_prediction"]),
+            range_of(row, "seconds"),
+            number(row["megabytes_per_prediction"]),
             "" if row["rounds"] is None else str(row["rounds"]),
             f"{row['max_logit_error']:.1e}",
-            _number(row["seconds_ratio"]),
-            "" if row["seconds_ratio"] is None else _spread(row),
-            _number(row["megabytes_ratio"]),
+            number(row["seconds_ratio"]),
+            range_of(row, "seconds_ratio"),
+            number(row["megabytes_ratio"]),
         )
     return table
 
 
-def _spread(row: Mapping[str, Any]) -> str:
-    return f"{_number(row['seconds_ratio_p10'])}-{_number(row['seconds_ratio_p90'])}"
+def range_of(row: Mapping[str, Any], name: str) -> str:
+    """From the tenth to the ninetieth percentile, or nothing where there is nothing."""
+    low, high = row[f"{name}_p10"], row[f"{name}_p90"]
+    return "" if low is None else f"{number(low)}-{number(high)}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"

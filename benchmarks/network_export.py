@@ -24,20 +24,21 @@ def export_network(model: nn.Module, inputs: Tensor, path: Path) -> None:
     The format is described in `benchmarks/peers/prediction_task.py`.
     """
     model = model.eval()
-    graph = fx.Tracer().trace(model)
     with torch.no_grad():
         logits = model(inputs)
     arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     np.savez(
         path,
-        architecture=np.array(json.dumps(_layers(model, graph))),
+        architecture=np.array(json.dumps(layers_of(model))),
         inputs=inputs.numpy(),
         logits=logits.numpy(),
         **arrays,  # type: ignore[arg-type]  # numpy's stub takes **kwds for its own options
     )
 
 
-def _layers(model: nn.Module, graph: fx.Graph) -> list[dict[str, Any]]:
+def layers_of(model: nn.Module) -> list[dict[str, Any]]:
+    """The layers as the peers read them (`peers/prediction_task.py`), or a refusal by name."""
+    graph = fx.Tracer().trace(model)
     modules = dict(model.named_modules())
     layers: list[dict[str, Any]] = []
     names: dict[fx.Node, str] = {}

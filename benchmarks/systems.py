@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from bilateral.errors import DeploymentError
 
 OURS: Final = "bilateral"
-_PEERS: Final = Path(__file__).parent / "peers"
+PEERS: Final = Path(__file__).parent / "peers"
 _SHOWN_ERROR_LINES: Final = 12
+
+C = TypeVar("C")
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,11 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.model}, batch {self.batch_size}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As `--skip` names it."""
+        return self.model, str(self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,20 @@ class Measurement:
     parties: int
     peak_memory_gigabytes: float | None = None
 
+    def __str__(self) -> str:
+        return f"{self.seconds_per_prediction:.3g} s, {self.megabytes_per_prediction:.3g} MB a prediction"
+
 
 @dataclass(frozen=True)
-class System:
+class System(Generic[C, M]):
     """A name for the table, the command for a case and a weights file, and the reader of its standard output."""
 
     name: str
-    command: Callable[[Case, Path], list[str]]
-    read: Callable[[Mapping[str, Any], Case], Measurement]
+    command: Callable[[C, Path], list[str]]
+    read: Callable[[Mapping[str, Any], C], M]
 
 
-def ours(batches: int, threads: int, style: str = "sealed") -> System:
+def ours(batches: int, threads: int, style: str = "sealed") -> System[Case, Measurement]:
     """`bilateral bench secure-prediction` of the interpreter that runs the driver; it builds the network itself.
 
     `style`: of its comparisons; another than the default goes by a name of its own.
@@ -65,24 +76,24 @@ def ours(batches: int, threads: int, style: str = "sealed") -> System:
     return System(OURS if style == "sealed" else f"{OURS}-{style}", command, read_ours)
 
 
-def peer(name: str, python: Path, script: str, variant: tuple[str, str], batches: int) -> System:
+def peer(name: str, python: Path, script: str, variant: tuple[str, str], batches: int) -> System[Case, Measurement]:
     """A script of `benchmarks/peers`, run by the interpreter of the peer's own environment."""
 
     def command(case: Case, weights: Path) -> list[str]:
         options = ["--model", case.model, "--batch-size", str(case.batch_size), "--repeats", str(batches)]
-        return [str(python), str(_PEERS / script), *options, "--weights", str(weights), *variant, "--json"]
+        return [str(python), str(PEERS / script), *options, "--weights", str(weights), *variant, "--json"]
 
     return System(name, command, read_peer)
 
 
-def crypten(python: Path, batches: int) -> list[System]:
+def crypten(python: Path, batches: int) -> list[System[Case, Measurement]]:
     return [
         peer("crypten", python, "crypten_prediction.py", ("--provider", "first-party"), batches),
         peer("crypten-dealer", python, "crypten_prediction.py", ("--provider", "dealer"), batches),
     ]
 
 
-def spu(python: Path, batches: int) -> list[System]:
+def spu(python: Path, batches: int) -> list[System[Case, Measurement]]:
     return [
         peer("spu-semi2k", python, "spu_prediction.py", ("--protocol", "semi2k"), batches),
         peer("spu-aby3", python, "spu_prediction.py", ("--protocol", "aby3"), batches),
@@ -120,7 +131,7 @@ def read_peer(answer: Mapping[str, Any], case: Case) -> Measurement:
     )
 
 
-def measure(system: System, case: Case, weights: Path, *, threads: int, timeout_seconds: float) -> Measurement:
+def measure(system: System[C, M], case: C, weights: Path, *, threads: int, timeout_seconds: float) -> M:
     """Run the system once. DeploymentError carries its name and the end of what it wrote to standard error."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = system.command(case, weights)

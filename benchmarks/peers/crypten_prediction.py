@@ -7,6 +7,7 @@ correlated randomness is made as it is needed, so it is always counted.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import Any, Final
 import torch
 
 from prediction_task import (
+    Floats,
     Layer,
     Observation,
     Task,
@@ -36,8 +38,13 @@ from prediction_task import (
 FIRST_PARTY: Final = "first-party"
 DEALER: Final = "dealer"
 _PROVIDERS: Final = {FIRST_PARTY: "TFP", DEALER: "TTP"}
-_SYSTEMS: Final = {FIRST_PARTY: "crypten", DEALER: "crypten-dealer"}
-_MODEL_OWNER, _ASKER, _DEALER_RANK = 0, 1, 2
+SYSTEMS: Final = {FIRST_PARTY: "crypten", DEALER: "crypten-dealer"}
+MODEL_OWNER: Final = 0
+DATA_OWNER: Final = 1
+_DEALER_RANK: Final = 2
+
+Measure = Callable[[Any, Any, int], Any]
+"""What a party does with CrypTen, its task and the number of timed repeats: a module's function, for it is pickled."""
 
 
 def import_crypten() -> Any:
@@ -55,17 +62,21 @@ def import_crypten() -> Any:
 
 def main() -> None:
     parser = arguments("A secret-shared prediction by CrypTen.")
-    parser.add_argument("--provider", choices=tuple(_PROVIDERS), default=FIRST_PARTY, help="who deals the triples")
+    add_provider(parser)
     options = parser.parse_args()
     task = chosen_task(options)
-    observed = run_parties(options.provider, options.repeats, task)
-    found = answer(_SYSTEMS[options.provider], options.model, task, observed)
+    observed: list[Observation] = run_parties(measure, options.provider, options.repeats, task)
+    found = answer(SYSTEMS[options.provider], options.model, task, observed)
     if options.provider == DEALER:
         found["parties"] += 1
     print_answer(found, options.json)
 
 
-def run_parties(provider: str, repeats: int, task: Task) -> list[Observation]:
+def add_provider(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--provider", choices=tuple(_PROVIDERS), default=FIRST_PARTY, help="who deals the triples")
+
+
+def run_parties(act: Measure, provider: str, repeats: int, task: Any) -> list[Any]:
     """A process a party, and one for the dealer; what the two parties saw."""
     context = multiprocessing.get_context("spawn")
     (port,) = free_ports(1)
@@ -73,22 +84,20 @@ def run_parties(provider: str, repeats: int, task: Task) -> list[Observation]:
     if provider == DEALER:
         dealer.start()
     pipes = []
-    for rank in (_MODEL_OWNER, _ASKER):
+    for rank in (MODEL_OWNER, DATA_OWNER):
         receiver, sender = context.Pipe(duplex=False)
-        arguments_of_party = (rank, provider, port, repeats, task, sender)
+        arguments_of_party = (act, rank, provider, port, repeats, task, sender)
         context.Process(target=run_party, args=arguments_of_party, daemon=True).start()
         sender.close()  # so that a party that dies ends the wait for it
         pipes.append(receiver)
     return collect(pipes, "CrypTen")
 
 
-def run_party(rank: int, provider: str, port: int, repeats: int, task: Task, pipe: Connection) -> None:
+def run_party(act: Measure, rank: int, provider: str, port: int, repeats: int, task: Any, pipe: Connection) -> None:
     """One party: the same program in both, as CrypTen wants it."""
     crypten = set_up(rank, provider, port)
     crypten.init()
-    with crypten.no_grad():
-        observation = measure(crypten, task, repeats)
-    pipe.send(observation)
+    pipe.send(act(crypten, task, repeats))
     crypten.uninit()
 
 
@@ -115,12 +124,13 @@ def set_up(rank: int, provider: str, port: int) -> Any:
 def measure(crypten: Any, task: Task, repeats: int) -> Observation:
     """One batch that counts bytes and rounds and warms up, then the timed ones."""
     communicator = crypten.communicator.get()
-    rules = layer_rules(crypten, task)
+    rules = layer_rules(shared_parameters(crypten, task.parameters))
     image = torch.from_numpy(task.inputs)  # CrypTen uses the value at the owner only, and the shape at both
 
     def predict() -> torch.Tensor:
-        shared = crypten.cryptensor(image, src=_ASKER)
-        logits: torch.Tensor = evaluate(task.layers, shared, rules).get_plain_text()
+        with crypten.no_grad():
+            shared = crypten.cryptensor(image, src=DATA_OWNER)
+            logits: torch.Tensor = evaluate(task.layers, shared, rules).get_plain_text()
         return logits
 
     communicator.barrier()
@@ -139,11 +149,16 @@ def measure(crypten: Any, task: Task, repeats: int) -> Observation:
     return Observation(tuple(seconds), received, peak_memory_bytes(), logits.numpy(), communicator.comm_rounds)
 
 
-def layer_rules(crypten: Any, task: Task) -> Mapping[str, Callable[..., Any]]:
-    """CrypTen's own operations for every kind of layer, on weights that party 0 has shared."""
-    parameters = {
-        name: crypten.cryptensor(torch.from_numpy(value), src=_MODEL_OWNER) for name, value in task.parameters.items()
+def shared_parameters(crypten: Any, parameters: Mapping[str, Floats], requires_grad: bool = False) -> dict[str, Any]:
+    """The weights, shared by party 0."""
+    return {
+        name: crypten.cryptensor(torch.from_numpy(value), src=MODEL_OWNER, requires_grad=requires_grad)
+        for name, value in parameters.items()
     }
+
+
+def layer_rules(parameters: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
+    """CrypTen's own operations for every kind of layer, on shared weights."""
 
     def conv(layer: Layer, x: Any) -> Any:
         y = x.conv2d(parameters[layer.weight], stride=layer.stride, padding=layer.padding)

@@ -73,13 +73,18 @@ def load_task(path: Path) -> Task:
         raise ValueError(
             f"Expected {', '.join(missing)} in {path.name}; write it with benchmarks/secure_prediction.py."
         )
-    described = json.loads(str(arrays.pop("architecture")))
-    layers = tuple(Layer(**{**layer, "inputs": tuple(layer["inputs"])}) for layer in described)
+    layers = layers_in(str(arrays.pop("architecture")))
+    inputs, logits = arrays.pop("inputs"), arrays.pop("logits")
+    return Task(layers, arrays, inputs, logits)
+
+
+def layers_in(architecture: str) -> tuple[Layer, ...]:
+    """The layers of a file; ValueError names those that are unknown."""
+    layers = tuple(Layer(**{**layer, "inputs": tuple(layer["inputs"])}) for layer in json.loads(architecture))
     unknown = sorted({layer.kind for layer in layers} - set(KINDS))
     if unknown:
         raise ValueError(f"Expected layers among {', '.join(KINDS)}; got {', '.join(unknown)}.")
-    inputs, logits = arrays.pop("inputs"), arrays.pop("logits")
-    return Task(layers, arrays, inputs, logits)
+    return layers
 
 
 def evaluate(layers: Sequence[Layer], first: V, rules: Mapping[str, Callable[..., V]]) -> V:

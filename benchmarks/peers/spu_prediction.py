@@ -33,7 +33,7 @@ from prediction_task import (
     received_bytes,
 )
 
-_PARTIES: Final = {"semi2k": 2, "aby3": 3}
+PARTIES: Final = {"semi2k": 2, "aby3": 3}
 _TIMEOUT_MS: Final = 30 * 60 * 1000
 _MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
 _OUTPUT: Final = "logits"
@@ -41,7 +41,7 @@ _OUTPUT: Final = "logits"
 
 def main() -> None:
     parser = arguments("A secret-shared prediction by SPU.")
-    parser.add_argument("--protocol", choices=tuple(_PARTIES), default="semi2k")
+    parser.add_argument("--protocol", choices=tuple(PARTIES), default="semi2k")
     options = parser.parse_args()
     task = chosen_task(options)
     observed = run_parties(options.protocol, options.repeats, task)
@@ -53,14 +53,14 @@ def run_parties(protocol: str, repeats: int, task: Task) -> list[Observation]:
     import spu  # type: ignore[import-not-found]  # noqa: PLC0415
 
     keep_quiet()
-    io = spu.Io(_PARTIES[protocol], runtime_config(protocol))
+    io = spu.Io(PARTIES[protocol], runtime_config(protocol))
     values = {"input": channels_last(task.inputs), **{name: prepared(value) for name, value in task.parameters.items()}}
     program, input_names = compile_network(task, values)
     shares = {name: io.make_shares(values[name], spu.Visibility.VIS_SECRET) for name in input_names}
-    ports = free_ports(_PARTIES[protocol])
+    ports = free_ports(PARTIES[protocol])
     context = multiprocessing.get_context("spawn")
     pipes = []
-    for rank in range(_PARTIES[protocol]):
+    for rank in range(PARTIES[protocol]):
         ours, theirs = context.Pipe()
         context.Process(target=run_party, args=(protocol, rank, ports, repeats, theirs), daemon=True).start()
         theirs.close()  # so that a party that dies ends the wait for it
@@ -184,7 +184,7 @@ def layer_rules(parameters: Mapping[str, Any]) -> Mapping[str, Callable[..., Any
         "relu": lambda _, x: jnp.maximum(x, 0),
         "max_pool": max_pool,
         "average_pool": lambda _, x: x.mean(axis=(1, 2), keepdims=True),
-        "flatten": lambda _, x: x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1),
+        "flatten": lambda _, x: (x.transpose(0, 3, 1, 2) if x.ndim == 4 else x).reshape(x.shape[0], -1),
         "add": lambda _, x, y: x + y,
     }
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import secure_prediction
 from bilateral.errors import DeploymentError
 from comparison import print_table, rows_of
+from driver import is_skipped
 from systems import OURS, Case, Measurement, System, crypten, measure, read_ours, read_peer
 
 CASE = Case("resnet-8", 1)
@@ -166,7 +167,7 @@ def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
     + [(other, False) for other in ("spu", "crypten-dealer", "crypten:vgg-7:1", "crypten:resnet-8", "crypten:vgg-7:3")],
 )
 def test_skip_leaves_out_what_it_names(skip, left_out):
-    assert secure_prediction.is_skipped("crypten", Case("vgg-7", 32), [skip]) is left_out
+    assert is_skipped("crypten", Case("vgg-7", 32), [skip]) is left_out
 
 
 def test_missing_peers_are_skipped_by_name_with_how_to_install(capsys):
