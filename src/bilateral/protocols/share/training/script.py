@@ -35,15 +35,15 @@ from bilateral.protocols.share.circuit.description import (
 )
 from bilateral.protocols.share.circuit.walk import windows
 from bilateral.protocols.share.training.loss import loss_delta
-from bilateral.protocols.share.training.roles import Bit, Dealing, Masked, Role
+from bilateral.protocols.share.training.roles import Bit, Blinded, Dealing, Masked, Norm, Role
 from bilateral.protocols.share.training.terms import ONE, GradientPart, StepShape, StepTerms
 
 Walk = Generator[Any, Any, Any]
 LARGEST: Final = 1 << (VALUE_BITS - 1)
 """Compared numbers are below this in size, so that differences of two of them can be compared."""
-DELTA_BITS: Final = 22
+DELTA_BITS: Final = 24
 """Fraction bits of what goes back through a layer: it is smaller than what comes forward."""
-SPREAD_BITS: Final = 24
+SPREAD_BITS: Final = 26
 """At most so many of what an average sends back to each of its places: it is smaller still."""
 
 
@@ -319,12 +319,18 @@ def _add(deltas: dict[int, Delta], value: int, delta: Delta) -> None:
 
 def _gradients(role: Role, tape: _Tape, masked_deltas: dict[int, tuple[Masked, Delta]]) -> Walk:
     terms, found = role.terms, []
+    values: dict[int, Blinded] = {}
     for layer in sorted(masked_deltas):
         masked, delta = masked_deltas[layer]
         weight, bias = terms.trains[layer]
         source = terms.source_values[layer]
         if weight:
-            found.append((yield from role.gradient(layer, source, tape.masked[source], masked)).reshape(-1))
+            if source not in values:
+                norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
+                values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
+            norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
+            blinded = yield from role.blind("delta blind", layer, masked, norm)
+            found.append((yield from role.gradient(layer, values[source], blinded)).reshape(-1))
         if bias:
             found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
     return torch.cat(found)
@@ -343,7 +349,7 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes))
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts))
 
 
 def run(walk: Walk) -> Any:
