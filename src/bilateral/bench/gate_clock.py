@@ -36,6 +36,7 @@ _GATE_OF: Final = {
     "_deal_carries": TRUNCATION,
     "compare": COMPARISON,
     "multiply": PRODUCT,
+    "blind": GRADIENT,
     "gradient": GRADIENT,
     "watch": WATCHING,
     "settle": WATCHING,

@@ -21,9 +21,10 @@ and for each of them a row for
     server, client, dealer   seconds on a core (`busy_seconds`: at work by the clock), megabytes sent + received
 
 `rounds`: messages of the server that were answered. `relative_error`: of the worst tensor and step, the largest
-difference from float64 autograd over the largest gradient, of the loss summed over the batch. `ratio_to_plain`: seconds
-over those of a plain torch float32 step (on a core, in the parties' rows), which takes turns with ours; all spreads are
-over the repeats. `seconds_by_gate`, `megabytes_by_gate`: on a core, and as told or dealt; `messages` is encoding,
+difference from float64 autograd over the largest gradient, of the loss summed over the batch (`..._in_fixed_point`:
+from the same step in the clear, whose ReLUs and poolings see the same rounded numbers). `ratio_to_plain`: seconds over
+those of a plain torch float32 step (on a core, in the parties' rows), which takes turns with ours; all spreads are over
+the repeats. `seconds_by_gate`, `megabytes_by_gate`: on a core, and as told or dealt; `messages` is encoding,
 sending and receiving them (`gate_clock`).
 """
 
@@ -106,6 +107,7 @@ class MeasuredSteps:
     in_a_row: list[StepCost] = field(default_factory=list)
     plain: list[tuple[float, float]] = field(default_factory=list)
     relative_error: float = 0.0
+    relative_error_in_fixed_point: float = 0.0
 
 
 def measure_sealed_step(
@@ -139,7 +141,9 @@ def measure_case(server: StepServer, work: StepWork, repeats: int) -> MeasuredSt
         work.plain_step()
         found.plain.append((time.perf_counter() - started, time.process_time() - cpu))
     found.in_a_row = server.steps_in_a_row(repeats)
-    found.relative_error = max(work.relative_error(cost.words) for cost in (*found.steps, *found.in_a_row))
+    words = [cost.words for cost in (*found.steps, *found.in_a_row)]
+    found.relative_error = max(map(work.relative_error, words))
+    found.relative_error_in_fixed_point = max(map(work.relative_error_in_fixed_point, words))
     return found
 
 
@@ -165,6 +169,7 @@ def case_rows(chosen: SealedStep, case: tuple[str, str, int], measured: Measured
                     **(_traffic_of_all(steps, phases) if is_all else _books_of(party, steps, phases)),
                     "rounds": rounds,
                     "relative_error": measured.relative_error,
+                    "relative_error_in_fixed_point": measured.relative_error_in_fixed_point,
                     **{f"ratio_to_plain{name}": value for name, value in _ratio(seconds, plain).items()},
                     "plain_seconds": statistics.median(plain),
                     "threads": chosen.threads,

@@ -234,9 +234,10 @@ class ClientParty(StepParty):
                 raise self.refuse(message)
 
     def _prepare(self, message: MaskedWeights) -> None:
-        content = self._boxes.pop(message.number)
-        dealt = content.dealt
-        self._role = Second(self.terms, message.weights, dealt, content.seed, message.seed, DEALER)
+        content = self._boxes.pop(message.number, None)
+        if content is None:
+            raise ProtocolError(f"{self._name}: nothing was dealt for step {message.number}.")
+        self._role = Second(self.terms, message.weights, content.dealt, content.seed, message.seed, DEALER)
         self._speaker = None
         self.clock.attach(self._role)
         with self.clock.at(LINEAR):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -46,7 +47,8 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.circuit.trainable import TrainableModel, compile_trainable
 from bilateral.protocols.share.gates.talk import Speaker
-from bilateral.protocols.share.training.parties import FirstParty
+from bilateral.protocols.share.training.parties import FirstParty, encode_batch
+from bilateral.protocols.share.training.plain import plain_step
 from bilateral.protocols.share.training.roles import First, FirstModel
 from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.sizing import sized
@@ -91,20 +93,36 @@ class StepWork:
 
     def relative_error(self, words: Tensor) -> float:
         """Against autograd in float64, of the worst tensor: the largest difference over the largest gradient."""
-        found = self.trainable.gradients(self.model, self.terms.decode(words))
+        return _worst(self._gradients(words), self._exact)
+
+    def relative_error_in_fixed_point(self, words: Tensor) -> float:
+        """The same, against the step in fixed point in the clear, which rounds numbers before it decides on them."""
+        return _worst(self._gradients(words), self._in_fixed_point)
+
+    def _gradients(self, words: Tensor) -> dict[str, Tensor]:
+        return self.trainable.gradients(self.model, self.terms.decode(words))
+
+    @cached_property
+    def _exact(self) -> dict[str, Tensor]:
         exact = copy.deepcopy(self.model).double()
         named = dict(exact.named_parameters())
-        expected = torch.autograd.grad(self._loss(exact(self.inputs.double()), "sum"), list(named.values()))
-        return max(
-            float((found[name] - gradient).abs().max() / gradient.abs().max())
-            for name, gradient in zip(named, expected, strict=True)
-        )
+        gradients = torch.autograd.grad(self._loss(exact(self.inputs.double()), "sum"), list(named.values()))
+        return dict(zip(named, gradients, strict=True))
+
+    @cached_property
+    def _in_fixed_point(self) -> dict[str, Tensor]:
+        model = FirstModel.of(self.terms, self.layers, {})
+        return self._gradients(plain_step(self.terms, model, *encode_batch(self.terms, self.inputs, self.targets))[0])
 
     def _loss(self, outputs: Tensor, over_batch: str) -> Tensor:
         if self.terms.loss == "ce":
             return F.cross_entropy(outputs, self.targets, reduction=over_batch)
         each = (outputs - self.targets.to(outputs.dtype)).square().mean(dim=1)
         return each.mean() if over_batch == "mean" else each.sum()
+
+
+def _worst(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    return max(float((found[name] - one).abs().max() / one.abs().max()) for name, one in expected.items())
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -136,9 +137,7 @@ def bench_command(
         "threads": threads,
     }
     wanted = {key: value for key, value in wanted.items() if value is not None}
-    if foreign := [key for key in wanted if key not in SHARED.get(name, ())]:
-        owners = " and ".join(owner for owner, keys in SHARED.items() if foreign[0] in keys)
-        raise PlanError(f"`{name}` has no option for {foreign[0]}; it belongs to {owners}.")
+    _expect_own(name, wanted)
     with ProgressBar(f"bench {name}", quiet=quiet) as bar:
         if name == HETEROGENEOUS:
             rows = measure_heterogeneous(quick, bar.update, HeteroTable(**asked, data_dir=data_dir))
@@ -153,11 +152,23 @@ def bench_command(
             rows = BENCHMARKS[name](quick, bar.update)
     if json:
         print_json({"bench": name, "rows": rows})
-    elif name == SECURE_PREDICTION:
+    else:
+        _show(name, rows)
+
+
+def _expect_own(name: str, wanted: Mapping[str, Any]) -> None:
+    """Refuse what belongs to another measurement by three parties."""
+    if foreign := [option for option in wanted if option not in SHARED.get(name, ())]:
+        owners = " and ".join(owner for owner, options in SHARED.items() if foreign[0] in options)
+        raise PlanError(f"`{name}` has no option for {foreign[0]}; it belongs to {owners}.")
+
+
+def _show(name: str, rows: list[dict[str, Any]]) -> None:
+    if name == SECURE_PREDICTION:
         _print_whole(prediction_table(rows))
     elif name == SEALED_STEP:
-        for shown in step_tables(rows):
-            _print_whole(shown)
+        for table in step_tables(rows):
+            _print_whole(table)
     else:
         _print_rows(rows)
 
