@@ -1,8 +1,8 @@
 """How far numbers may go, and how the first party's limits make sure that none goes farther without a word.
 
 *Random sums.* What a linear layer gives, forward or back, is watched (`Role.watch`): it is cut into groups, and every
-group is added up `NUM_SUMS` times with random signs, drawn after the numbers were determined. Each sum is compared with a
-limit T, in size. For a group x of whole numbers:
+group is added up `NUM_SUMS` times with random signs, drawn after the numbers were determined. Each sum is compared
+with a limit T, in size. For a group x of whole numbers:
 
 - if |x_i| > T for some i, each sum is beyond T with probability 1/2 or more (flip that sign: one of the two is);
 - if its Euclidean norm is 2T or more, each sum is beyond T with probability 3/16 or more (Paley and Zygmund, with the
@@ -45,7 +45,7 @@ from bilateral.protocols.share.circuit.description import (
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.roles import GROUP, NORM_BITS
-from bilateral.protocols.share.training.script import DELTA_BITS, LARGEST, SPREAD_BITS
+from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST, SPREAD_BITS
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
 
 PRODUCT_BITS: Final = 62
@@ -256,7 +256,7 @@ class _Follower:
             raise _TooLargeError(f"{what} might reach 2^{math.log2(size):.1f}, and 2^{bits:.1f} is too large")
 
 
-def _passed_on(made_by: Step, inputs: list[Bound], read: Value, value: Value) -> Bound:
+def _passed_on(made_by: Step, inputs: list[Bound], read: Value, value: Value) -> Bound:  # noqa: PLR0911
     """By a step that is no linear layer. (ReLU and LeakyReLU, and what finishes an average, make nothing larger.)"""
     x = inputs[0]
     match made_by:

@@ -1,7 +1,7 @@
 """The gates of a training step, as each of the three parties does them.
 
-`script` is the step: which gate follows which. All three walk it, each with a role of its own, so that they agree on the
-order of gates without a word:
+`script` is the step: which gate follows which. All three walk it, each with a role of its own, so that they agree on
+the order of gates without a word:
 
 | role | has | yields |
 |---|---|---|
@@ -13,7 +13,8 @@ A mask is drawn from a stream that is named by its gate (a number that counts ga
 stream is read once. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask
 that is uniform, drawn for it alone, and unknown to it, but for the one number that `settle` opens.
 
-Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is dealt.
+Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
+dealt.
 """
 
 from __future__ import annotations
@@ -227,7 +228,8 @@ class _Computing(Role):
 
     def _open(self, x: Tensor, name: str) -> Gate:
         yield Tell(x)
-        return x + (yield Hear(name, tuple(x.shape)))
+        heard: Tensor = yield Hear(name, tuple(x.shape))
+        return x + heard
 
     def multiply(self, x: Tensor, y: Tensor) -> Gate:
         shape = x.shape

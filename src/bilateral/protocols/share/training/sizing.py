@@ -1,7 +1,7 @@
 """How large the first party expects numbers to get, from examples of its own: what its limits are set by.
 
-Nothing of it leaves the first party. Limits that are too small stop a step that was right; limits that are too large are
-refused (`bounds`), so that none is.
+Nothing of it leaves the first party. Limits that are too small stop a step that was right; limits that are too large
+are refused (`bounds`), so that none is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_EXAMPLES: Final = 16
 def sized(
     terms: StepTerms, model: FirstModel, layers: Sequence[PrivateLayer], examples: Tensor, num_clients: int
 ) -> FirstModel:
-    """`model` with limits for steps on these terms. `examples`: a few inputs, as clients have them, behind the front."""
+    """`model` with limits for steps on these terms. `examples`: a few inputs as clients have them, behind the front."""
     limits = limits_for(terms, layers, expected_norms(terms, model, examples), num_clients)
     return replace(model, limits=limits.encode(terms))
 

@@ -1,4 +1,4 @@
-"""The public facts of a training step: all three parties know them, and everything else follows from them and secrets."""
+"""The public facts of a training step: all three parties know them, and all else follows from them and secrets."""
 
 from __future__ import annotations
 
