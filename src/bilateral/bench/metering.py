@@ -51,7 +51,7 @@ class _Reading:
 
 @dataclass
 class MeteredTransport:
-    """The server's transport, with a meter: a phase lasts from its first message to the first of the next phase.
+    """The server's transport, with a meter: a phase lasts from its first message (or `enter`) to the next phase.
 
     `rounds`: how many messages of each phase the server sent since `begin`.
     """
@@ -80,11 +80,15 @@ class MeteredTransport:
 
     def submit(self, ticket: int, party: str, message: Message) -> None:
         phase = self.phase_of(message)
+        self.enter(phase)
+        self._costs[phase].rounds += 1
+        self.switchboard.submit(ticket, party, message)
+
+    def enter(self, phase: str) -> None:
+        """What the server does from now on is of this phase, before it sends anything."""
         if phase != self._phase:
             self._charge()
             self._phase = phase
-        self._costs[phase].rounds += 1
-        self.switchboard.submit(ticket, party, message)
 
     def next_reply(self) -> tuple[int, Message]:
         return self.switchboard.next_reply()

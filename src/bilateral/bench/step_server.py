@@ -201,12 +201,12 @@ class StepServer:
         """The step of this number, whose box the client has; the server's part of the gradient."""
         work, with_dealer = self._work, self._seeds.pop(number)
         with_client = self._randomness.random_bytes(SEED_BYTES)
-        self._clock.phase = PREPARING
+        self._enter(PREPARING)
         with self._clock.at(LINEAR):
             model = FirstModel.of(work.terms, work.layers, work.limits)
             masked = FirstParty(work.terms, model, with_dealer, with_client).masked_weights()
         self._reply(self._submit(CLIENT, MaskedWeights(number, with_client, masked)))
-        self._clock.phase = STEP
+        self._enter(STEP)
         role = First(work.terms, model, with_dealer, with_client)
         self._clock.attach(role)
         speaker: Speaker[Tensor] = Speaker(self._clock.walk(REST, step(role, None, None)), CLIENT)
@@ -217,6 +217,10 @@ class StepServer:
             speaker.hear(reply.parts, must_lead=False)
             told, is_first = speaker.take_told(), False
         return speaker.result
+
+    def _enter(self, phase: str) -> None:
+        self._transport.enter(phase)
+        self._clock.phase = phase
 
     @property
     def _work(self) -> StepWork:
