@@ -33,22 +33,24 @@ from bilateral.errors import MalformedMessageError
 from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
+from bilateral.protocols.share.gates.arrays import rows
 from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
-from bilateral.protocols.share.ring.arithmetic import LinearMap, prepare_linear
+from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.ring.threads import in_parts
 from bilateral.protocols.share.training.terms import StepTerms
 
 Gate = Generator[Any, Any, Tensor]
-GROUP: Final = 4096
+GROUP: Final = 8192
 """So many numbers are added up, with random signs, to be watched together."""
 NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""
 NORM_BITS: Final = 10
 """Fraction bits of numbers whose squares are added up."""
 _SUM_BITS: Final = 60
-"""Sums of numbers that a truncation gave are below 2^(44 + 12), whatever happened before it."""
+"""Sums of numbers that a truncation gave are below 2^(44 + 13), whatever happened before it."""
 _DEALER_PIECE: Final = torch.device("meta")
 
 
@@ -215,12 +217,7 @@ class _Computing(Role):
         return (drawn >= threshold).long()
 
     def _sums(self, groups: Tensor, number: int) -> Tensor:
-        size = groups.shape[1]
-        bits = from_words(self._common("signs", number).words(num_words(NUM_SUMS * size)), NUM_SUMS * size)
-        signs = (
-            2 * ((bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: NUM_SUMS * size].long() - 1
-        )
-        return prepare_linear(signs.reshape(NUM_SUMS, size), weight_bits=2)(groups)
+        return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
         yield Tell(share)
@@ -273,6 +270,27 @@ class _ComputedBit(Bit):
     def times(self, value: Tensor) -> Gate:
         own = self.role.next_bit_product(value.numel())
         return (yield from sealed.times_bit(value, self.compared, own))
+
+
+def signed_sums(groups: Tensor, signs: Tensor) -> Tensor:
+    """Each row with `NUM_SUMS` choices of signs: a 1 in bit k of a place's word is a minus in sum k."""
+    if not groups.is_cpu:
+        return signed_sums_by_tensors(groups, signs)
+    from bilateral.protocols.share.training import sum_kernels  # noqa: PLC0415 (imports numba)
+
+    out = groups.new_empty(len(groups), NUM_SUMS)
+    numbers, words, sums = (rows(part) for part in (groups, signs, out))
+
+    def run(begin: int, end: int) -> None:
+        sum_kernels.signed_sums(numbers[begin:end], words, sums[begin:end])
+
+    in_parts(len(groups), 1, NUM_SUMS * groups.numel(), run)
+    return out
+
+
+def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
+    """`signed_sums`."""
+    return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
 
 
 def _cut(words: Tensor, norm: Norm) -> Tensor:
