@@ -54,7 +54,7 @@ def our_step(steps: int) -> StepSystem:
 
     def command(case: StepCase, _: Path) -> list[str]:
         options = ["--model", case.model, "--loss", case.loss, "--batch-size", str(case.batch_size)]
-        settings = ["--passes", str(steps), "--quiet", "--json"]
+        settings = ["--repeats", str(steps), "--quiet", "--json"]
         return [sys.executable, "-m", "bilateral", "bench", "sealed-step", *options, *settings]
 
     return System(OURS, command, read_our_step)

@@ -11,17 +11,17 @@ import torch
 from typer.testing import CliRunner
 
 import bilateral.bench.secure_prediction as bench
-import bilateral.bench.three_parties as processes
-from bilateral.bench import prediction_party
+from bilateral.bench import party as party_module
+from bilateral.bench import processes
+from bilateral.bench.metering import PartyCost, PhaseCost
+from bilateral.bench.party import CostRequest, Heard, Introduction
 from bilateral.bench.prediction_party import (
     ANSWERING,
     MAY_HEAR,
     MAY_SAY,
     QUERYING,
-    CostRequest,
-    Introduction,
     Network,
-    Party,
+    PredictionParty,
     Queries,
     images,
 )
@@ -32,7 +32,7 @@ from bilateral.bench.secure_prediction import (
     measure_secure_prediction,
     on_a_slow_link,
 )
-from bilateral.bench.three_parties import CLIENTS, BatchCost, PartyCost, PhaseCost, three_parties
+from bilateral.bench.three_parties import CLIENTS, BatchCost, three_parties
 from bilateral.cli.main import app
 from bilateral.cli.secure_prediction import prediction_table
 from bilateral.engine.remote.loopback import HOST, Connection, LostConnectionError
@@ -236,7 +236,7 @@ class Clock:
 def test_what_happens_once_a_reply_has_left_is_not_the_partys_work(monkeypatch):
     """On a shared core the server may go on for long before the party reads its clock again."""
     clock, party_is_over = Clock(), threading.Event()
-    monkeypatch.setattr(prediction_party, "time", clock)
+    monkeypatch.setattr(party_module, "time", clock)
 
     class Slow(Connection):
         def write_some(self):
@@ -253,7 +253,7 @@ def test_what_happens_once_a_reply_has_left_is_not_the_partys_work(monkeypatch):
         far = Slow(listener.accept()[0], SERVER, MAY_HEAR[QUERYING])
 
     def live():
-        party = Party(far, QUERYING)
+        party = PredictionParty(far, QUERYING)
         party._client = Worker()
         with closing(far), suppress(LostConnectionError):
             party.serve()
@@ -285,10 +285,10 @@ def test_a_later_batch_of_a_session_costs_what_the_row_says(parties):
     first = parties.predict(images(2, SHAPE, 1))
     (_, offline, online) = (sum(c.bytes_sent for c in cost.parties.values()) for cost in first.phases.values())
     server, transport = parties._server, parties._transport
-    parties._tell(QUERYING, Queries(images(2, SHAPE, 2)), processes.Heard)
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 2)), Heard)
     sessions = server.open_sessions(QUERYING, [ANSWERING])
     server.predict(sessions, 2)
-    parties._tell(QUERYING, Queries(images(2, SHAPE, 3)), processes.Heard)
+    parties._tell(QUERYING, Queries(images(2, SHAPE, 3)), Heard)
     transport.begin()
     server.predict(sessions, 2)
     second = sum(cost.bytes_sent for phase in transport.end().values() for cost in phase.parties.values())

@@ -12,6 +12,7 @@ from bilateral.bench.heterogeneous import measure_heterogeneous
 from bilateral.bench.recovery import measure_recovery
 from bilateral.bench.round_trip import measure_round_trip
 from bilateral.bench.scaling import measure_scaling
+from bilateral.bench.sealed_step import measure_sealed_step
 from bilateral.bench.secure_prediction import measure_secure_prediction
 from bilateral.bench.server_step import measure_server_step
 
@@ -28,4 +29,5 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "round-trip": measure_round_trip,
     "heterogeneous": measure_heterogeneous,
     "secure-prediction": measure_secure_prediction,
+    "sealed-step": measure_sealed_step,
 }

@@ -33,8 +33,9 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from bilateral.bench.metering import PartyCost
 from bilateral.bench.prediction_party import Network, images
-from bilateral.bench.three_parties import PARTIES, BatchCost, PartyCost, three_parties
+from bilateral.bench.three_parties import PARTIES, BatchCost, three_parties
 from bilateral.errors import PlanError
 from bilateral.protocols.share.circuit.plaintext import FixedPointModel, predict_in_batches
 from bilateral.protocols.share.gates.styles import HARDENED, SEALED, STYLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,10 +13,13 @@ from rich.table import Table
 from bilateral.bench import BENCHMARKS
 from bilateral.bench.heterogeneous import TABLES, WORKLOADS, HeteroTable, measure_heterogeneous
 from bilateral.bench.round_trip import QUICK_ROUNDS, RoundTrip, measure_round_trip
+from bilateral.bench.sealed_step import measure_sealed_step
 from bilateral.bench.secure_prediction import measure_secure_prediction
+from bilateral.bench.step_networks import NETWORKS
 from bilateral.cli.console import ProgressBar, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.options import DataDir, Json, Quiet
+from bilateral.cli.sealed_step import chosen_steps, step_tables
 from bilateral.cli.secure_prediction import chosen_prediction, prediction_table
 from bilateral.errors import PlanError
 from bilateral.protections.registry import spoken
@@ -25,6 +29,12 @@ WIDEST_TABLE = 1000
 ROUND_TRIP = "round-trip"
 HETEROGENEOUS = "heterogeneous"
 SECURE_PREDICTION = "secure-prediction"
+SEALED_STEP = "sealed-step"
+SHARED = {
+    SECURE_PREDICTION: ("models", "batch_sizes", "batch_norm", "styles", "repeats", "threads"),
+    SEALED_STEP: ("models", "losses", "batch_sizes", "repeats", "threads"),
+}
+"""What may be said about measurements by three parties."""
 
 
 def bench_command(
@@ -37,7 +47,10 @@ def bench_command(
     rounds: Annotated[int | None, typer.Option(help="round-trip: how many are measured.", show_default=False)] = None,
     batch_size: Annotated[
         list[int] | None,
-        typer.Option(help="round-trip: samples a step; secure-prediction: queries, repeatable.", show_default=False),
+        typer.Option(
+            help="round-trip, sealed-step: samples a step; secure-prediction: queries. The last two: repeatable.",
+            show_default=False,
+        ),
     ] = None,
     table: Annotated[
         str | None, typer.Option(help=f"heterogeneous: one of {', '.join(TABLES)}.", show_default=False)
@@ -51,15 +64,26 @@ def bench_command(
     ] = None,
     data_dir: DataDir = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="secure-prediction: such as vgg-7, repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help=f"secure-prediction: such as vgg-7; sealed-step: {', '.join(NETWORKS)}. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    loss: Annotated[
+        list[str] | None, typer.Option(help="sealed-step: mse or ce, repeatable.", show_default=False)
     ] = None,
     batch_norm: Annotated[bool, typer.Option("--batch-norm", help="secure-prediction: networks with it.")] = False,
     style: Annotated[
         list[str] | None,
         typer.Option(help="secure-prediction: sealed, hardened or published, repeatable.", show_default=False),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="secure-prediction: timed batches.", show_default=False)] = None,
-    threads: Annotated[int | None, typer.Option(help="secure-prediction: of each party.", show_default=False)] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="secure-prediction, sealed-step: timed batches.", show_default=False)
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="secure-prediction, sealed-step: of each party.", show_default=False)
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,6 +100,8 @@ def bench_command(
       bilateral bench heterogeneous --table queries --data cifar10 --data-dir DIR
 
       bilateral bench secure-prediction --model vgg-7 --model resnet-8 --batch-size 1
+
+      bilateral bench sealed-step --model lenet --loss ce --batch-size 32 --repeats 3
     """
     if name not in BENCHMARKS:
         raise PlanError(f"There is no benchmark {name!r}.", remedy=f"Known: {', '.join(BENCHMARKS)}.")
@@ -86,7 +112,7 @@ def bench_command(
             "models": None if models is None else _parts(models),
             "losses": None if losses is None else _parts(losses),
             "rounds": rounds,
-            "batch_size": None if batch_size is None or name == SECURE_PREDICTION else _only(batch_size),
+            "batch_size": None if batch_size is None or name in SHARED else _only(batch_size),
         },
         quick,
     )
@@ -103,15 +129,15 @@ def bench_command(
         raise PlanError(f"`{name}` has no option --{next(iter(asked))}; it belongs to {HETEROGENEOUS}.")
     wanted: dict[str, Any] = {
         "models": None if model is None else tuple(model),
-        "batch_sizes": None if batch_size is None or name != SECURE_PREDICTION else tuple(batch_size),
+        "losses": None if loss is None else tuple(loss),
+        "batch_sizes": None if batch_size is None or name not in SHARED else tuple(batch_size),
         "batch_norm": batch_norm or None,
         "styles": None if style is None else tuple(style),
         "repeats": repeats,
         "threads": threads,
     }
-    prediction = chosen_prediction(wanted, quick)
-    if prediction and name != SECURE_PREDICTION:
-        raise PlanError(f"`{name}` has no such options; they belong to {SECURE_PREDICTION}.")
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    _expect_own(name, wanted)
     with ProgressBar(f"bench {name}", quiet=quiet) as bar:
         if name == HETEROGENEOUS:
             rows = measure_heterogeneous(quick, bar.update, HeteroTable(**asked, data_dir=data_dir))
@@ -119,13 +145,30 @@ def bench_command(
             import_flare("launch")  # says what to install, if FLARE is not there
             rows = measure_round_trip(quick, bar.update, chosen)
         elif name == SECURE_PREDICTION:
-            rows = measure_secure_prediction(quick, bar.update, prediction)
+            rows = measure_secure_prediction(quick, bar.update, chosen_prediction(wanted, quick))
+        elif name == SEALED_STEP:
+            rows = measure_sealed_step(quick, bar.update, chosen_steps(wanted, quick))
         else:
             rows = BENCHMARKS[name](quick, bar.update)
     if json:
         print_json({"bench": name, "rows": rows})
-    elif name == SECURE_PREDICTION:
+    else:
+        _show(name, rows)
+
+
+def _expect_own(name: str, wanted: Mapping[str, Any]) -> None:
+    """Refuse what belongs to another measurement by three parties."""
+    if foreign := [option for option in wanted if option not in SHARED.get(name, ())]:
+        owners = " and ".join(owner for owner, options in SHARED.items() if foreign[0] in options)
+        raise PlanError(f"`{name}` has no option for {foreign[0]}; it belongs to {owners}.")
+
+
+def _show(name: str, rows: list[dict[str, Any]]) -> None:
+    if name == SECURE_PREDICTION:
         _print_whole(prediction_table(rows))
+    elif name == SEALED_STEP:
+        for table in step_tables(rows):
+            _print_whole(table)
     else:
         _print_rows(rows)
 

@@ -1,7 +1,7 @@
 """The protections as one setting, from none to both directions: who sees what, and at what cost.
 
-`bilateral run --protection` takes each rung by its name. README and `bilateral ladder` draw this table, and a test holds
-the page to it.
+`bilateral run --protection` takes each rung by its name. README and `bilateral ladder` draw this table, and a test
+holds the page to it.
 """
 
 from __future__ import annotations
