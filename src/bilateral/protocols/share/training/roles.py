@@ -45,8 +45,8 @@ GROUP: Final = 4096
 """So many numbers are added up, with random signs, to be watched together."""
 NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""
-_SUM_BITS: Final = 60
-"""Sums of numbers that a truncation gave are below 2^(44 + 12), whatever happened before it."""
+SUM_BITS: Final = 60
+"""Sums of what is watched, and their distances from the limits, are below 2^this (`bounds` sees to that)."""
 _DEALER_PIECE: Final = torch.device("meta")
 
 
@@ -149,7 +149,7 @@ class Role(ABC):
         """How many of the random sums are beyond their limits. Both parties learn that, and nothing else."""
         sums = torch.cat([found for _, found in self._watched])
         limits = self._limits()
-        bit = yield from self.compare(torch.cat([limits + sums, limits - sums]), _SUM_BITS)
+        bit = yield from self.compare(torch.cat([limits + sums, limits - sums]), SUM_BITS)
         share = bit.share().sum(dim=0, keepdim=True)
         return (yield from self.open_count(self.constant(-share, 2 * len(sums))))
 
