@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from tests.protocols.share.harness import generator
+from tests.protocols.share.harness import generator, uniform_words
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import (
     ChannelDropout,
+    Circuit,
     Conv,
     Dense,
     Dropout,
@@ -24,7 +25,8 @@ from bilateral.protocols.share.gates.talk import Hear, Speaker, Tell
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training.parties import FirstParty, SecondParty, deal, encode_batch, seed_of_step
 from bilateral.protocols.share.training.plain import plain_step
-from bilateral.protocols.share.training.roles import FirstModel
+from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Second
+from bilateral.protocols.share.training.script import run
 from bilateral.protocols.share.training.sizing import sized
 from bilateral.protocols.share.training.terms import ONE, StepTerms
 
@@ -174,6 +176,32 @@ def step_of(model, shape, loss="ce", batch_size=4, *, number=0, factor=ONE, size
         targets = torch.randn(batch_size, outputs, generator=source, dtype=torch.float64)
     step = Step(terms, trainable.encode(model), inputs, targets, number=number)
     return step.without_limits()
+
+
+def tiny_terms(batch_size=4):
+    """The terms of a step that nobody takes: some gates alone."""
+    return StepTerms(Circuit((1,), (Dense((0,), 1),)), "mse", batch_size, ((True, True),))
+
+
+def shared(x, seed=0):
+    share = uniform_words(tuple(x.shape), 7_000_000 + seed)
+    return share, x - share
+
+
+def by_gates(walk, *values, number=0, shares=None):
+    """Some gates alone, on values that are shared: `walk(role, *shares)`. `shares`: of first and second, if given."""
+    terms = tiny_terms()
+    pairs = tuple(seed_of(pair, number) for pair in ("dealer first", "dealer second", "first second"))
+    dealer = Dealing(terms, pairs[:2])
+    run(walk(dealer, *(torch.empty(value.shape, dtype=torch.int64, device="meta") for value in values)))
+    first = First(terms, None, pairs[0], pairs[2])
+    second = Second(terms, (), dealer.dealt, pairs[1], pairs[2], "dora")
+    if shares is None:
+        shares = zip(*(shared(value, place + 10 * number) for place, value in enumerate(values)), strict=True)
+    firsts, seconds = shares
+    taken = converse(walk(first, *firsts), walk(second, *seconds))
+    second.expect_all_used()
+    return taken
 
 
 # The oracle.
