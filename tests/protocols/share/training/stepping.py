@@ -63,6 +63,10 @@ class Step:
     def without_limits(self):
         return replace(self, limits=dict.fromkeys((label for label, _ in self.terms.shape_of_step.watched), ROOM))
 
+    def with_weights_times(self, size):
+        layers = (PrivateLayer((layer.weight * size).long(), (layer.bias * size).long()) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
+
     def with_limits_of(self, examples, num_clients=3):
         return replace(self, limits=sized(self.terms, self.model, self.layers, examples, num_clients).limits)
 
@@ -188,13 +192,13 @@ def shared(x, seed=0):
     return share, x - share
 
 
-def by_gates(walk, *values, number=0, shares=None):
+def by_gates(walk, *values, number=0, shares=None, limits=None):
     """Some gates alone, on values that are shared: `walk(role, *shares)`. `shares`: of first and second, if given."""
     terms = tiny_terms()
     pairs = tuple(seed_of(pair, number) for pair in ("dealer first", "dealer second", "first second"))
     dealer = Dealing(terms, pairs[:2])
     run(walk(dealer, *(torch.empty(value.shape, dtype=torch.int64, device="meta") for value in values)))
-    first = First(terms, None, pairs[0], pairs[2])
+    first = First(terms, FirstModel((), (), (), limits or {}), pairs[0], pairs[2])
     second = Second(terms, (), dealer.dealt, pairs[1], pairs[2], "dora")
     if shares is None:
         shares = zip(*(shared(value, place + 10 * number) for place, value in enumerate(values)), strict=True)
