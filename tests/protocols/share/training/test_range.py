@@ -13,17 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocols.share.harness import fill, generator
-from tests.protocols.share.training.stepping import ROOM, by_gates, errors_of_both, step_of, tiny_terms
+from tests.protocols.share.training.stepping import ROOM, Step, by_gates, errors_of_both, step_of, tiny_terms
 from tests.protocols.share.training.test_gradients import NETWORKS, SHAPE, Own, assert_exact, networks
 from torch import nn
 
 from bilateral.errors import DataError, NumericalRangeError
+from bilateral.protocols.share.circuit.description import Add, Circuit, Dense
+from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.bounds import PRODUCT_BITS, follow, limits_for
 from bilateral.protocols.share.training.parties import encode_batch
 from bilateral.protocols.share.training.plain import Plain, plain_step
 from bilateral.protocols.share.training.roles import GROUP, NUM_SUMS, SUM_BITS, First, FirstModel, group_size, in_groups
 from bilateral.protocols.share.training.script import run, step
-from bilateral.protocols.share.training.sizing import sized
+from bilateral.protocols.share.training.terms import StepTerms
 
 CLIENTS = 3
 
@@ -179,26 +181,35 @@ def outcomes_of(name, loss):
     return outcomes
 
 
-@pytest.mark.parametrize("body", ["a sum at the end", "an average at the end"])
-def test_outputs_that_leave_the_range_of_the_softmax_end_the_step(body):
-    """Sums of two outputs are compared like any others: each may be in range, and their sum is not."""
-    model = Own(NETWORKS[body])
-    made = step_of(model, SHAPE, "ce", 2)
-    labels = [label for label, _ in made.terms.shape_of_step.watched]
-    assert f"value {len(made.terms.circuit.steps)}" in labels or body == "an average at the end"
-    made = step_of(model, SHAPE, "ce", 2, size=6.0).with_weights_times(40)
-    made = replace(made, limits=made.model.limits | _sized_or_none(made, 0.01 * made.inputs))
-    errors = errors_of_both(made)
-    assert errors == [None, None] or all(type(error) is NumericalRangeError for error in errors)
-    if errors[0] is None:
-        assert_exact(made, 1e-3)
+def test_outputs_whose_sum_leaves_the_range_of_the_softmax_end_the_step():
+    """Three layers give 1000 and their sum is an output: each is in range, and differences of outputs are not."""
+    circuit = Circuit((1,), (Dense((0,), 2), Dense((0,), 2), Dense((0,), 2), Add((1, 2)), Add((4, 3))))
+    weight, bias = torch.tensor([[1000 << 20], [-1000 << 20]]), torch.zeros(2, dtype=torch.int64)
+    terms = StepTerms(circuit, "ce", 1, ((True, True),) * 3)
+    layers = (PrivateLayer(weight, bias),) * 3
+    made = Step(terms, layers, torch.ones(1, 1), torch.tensor([1])).without_limits()
+    most = (2048 << 20) - 1024
+    limits = {"layer 0": most, "layer 1": most, "layer 2": most, "value 5": most, "loss": 1 << 21}
+    assert set(limits) == set(made.limits)
+    assert [type(error) for error in errors_of_both(replace(made, limits=limits))] == [NumericalRangeError] * 2
+    unwatched = replace(made, limits=limits | {"value 5": ROOM})
+    assert errors_of_both(unwatched) == [None, None]
+    with pytest.raises(AssertionError):
+        assert_exact(unwatched)
 
 
-def _sized_or_none(made, examples):
-    try:
-        return sized(made.terms, made.model, made.layers, examples, CLIENTS).limits
-    except NumericalRangeError:
-        return dict.fromkeys(made.limits, 1 << 20)
+def test_limits_of_a_network_of_zeros_are_numbers_that_can_be_compared():
+    """Nothing goes back through weights of zero, so nothing else would bound what may."""
+    made = step_of(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), "mse", 2).with_weights_times(0)
+    made = made.with_limits_of(made.inputs)
+    assert all(1 << 10 <= limit <= 1 << 58 for limit in made.limits.values())
+    assert errors_of_both(made) == [None, None]
+
+
+def test_limits_are_sized_by_an_example_or_more():
+    made = step_of(nn.Sequential(nn.Linear(3, 2)), (3,), "mse", 2)
+    with pytest.raises(DataError, match="No example"):
+        made.with_limits_of(made.inputs[:0])
 
 
 @pytest.mark.parametrize("name", ["residual sum", "averages of nine", "dropout of three tenths", "max pooling"])

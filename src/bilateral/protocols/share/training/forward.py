@@ -39,7 +39,10 @@ def forward(role: Role, tape: Tape, index: int) -> Walk:
 
 
 def leaky(role: Role, x: Tensor, positive: Tensor, slope: int) -> Walk:
-    """slope x + (1 - slope) max(x, 0)."""
+    """slope x + (1 - slope) max(x, 0).
+
+    Too large by up to a unit on average, where the slope has few bits (see `dropped`).
+    """
     one = 1 << FRACTION_BITS
     return (yield from role.truncate(x * slope + positive * (one - slope), FRACTION_BITS))
 

@@ -9,9 +9,14 @@ the order of gates without a word:
 | `Second` | masked weights, what was dealt; the other share | the same |
 | `Dealing` | both seeds, and shapes (`device="meta"`) in place of values | nothing: it deals |
 
-A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer, and each
-stream is read once. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask
-that is uniform, drawn for it alone, and unknown to it, but for the one number that `settle` opens.
+A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer. No stream
+hides two numbers (`test_no_stream_is_read_twice_for_two_purposes`); a value that two layers read is told twice, word
+for word, under the one blind that it has. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party
+hears is under a mask that is uniform and unknown to it, but for the one number that `settle` opens.
+
+That is of what is heard in a step. Whoever learns the gradient afterwards, or a sum of several, learns it as it was
+rounded; each truncation rounds by the last bits of both shares, and the first party knows its own. So the sum tells it
+some bits below the last place of numbers in between, where the sum without any rounding would not.
 
 Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
 dealt.

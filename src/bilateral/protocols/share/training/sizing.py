@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bilateral.errors import DataError
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.bounds import limits_for
 from bilateral.protocols.share.training.parties import encode_batch
@@ -33,6 +34,8 @@ def sized(
 
 def expected_norms(terms: StepTerms, model: FirstModel, examples: Tensor) -> dict[str, float]:
     """Of groups of what is watched, on these inputs with random targets: an untrained network's deltas are as large."""
+    if not len(examples):
+        raise DataError("No example to size the limits of sealed training by.", remedy="Give the server some inputs.")
     count = min(terms.batch_size, _MOST_EXAMPLES)
     generator = torch.Generator().manual_seed(0)
     largest = terms.circuit.largest_input
