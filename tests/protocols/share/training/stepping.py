@@ -61,7 +61,8 @@ class Step:
         return FirstModel.of(self.terms, self.layers, self.limits)
 
     def without_limits(self):
-        return replace(self, limits=dict.fromkeys((label for label, _ in self.terms.shape_of_step.watched), ROOM))
+        shape = self.terms.shape_of_step
+        return replace(self, limits=dict.fromkeys((label for label, _ in (*shape.watched, *shape.norms)), ROOM))
 
     def with_weights_times(self, size):
         layers = (PrivateLayer((layer.weight * size).long(), (layer.bias * size).long()) for layer in self.layers)

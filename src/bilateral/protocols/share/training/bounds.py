@@ -1,23 +1,27 @@
 """How far numbers may go, and how the first party's limits make sure that none goes farther without a word.
 
-What is watched (`Role.watch`) is cut into groups, and every group is added up `NUM_SUMS` times with random signs that
-no number of the step depends on. Each sum is compared with a limit T, in size. For a group x:
+*Random sums.* What a linear layer gives, forward or back, is watched (`Role.watch`): it is cut into groups, and every
+group is added up `NUM_SUMS` times with random signs, which no number of the step depends on. Each sum is compared
+with a limit T, in size. For a group x of whole numbers:
 
 - if |x_i| > T for some i, each sum is beyond T with probability 1/2 or more (flip that sign: one of the two is);
 - if its Euclidean norm is 2T or more, each sum S is beyond T with probability 3/16 or more: by Paley and Zygmund,
   P(S^2 > E S^2 / 4) >= (3/4)^2 (E S^2)^2 / E S^4, where E S^2 = |x|^2 and E S^4 <= 3 |x|^4.
 
-So with 64 sums a number above T is missed with probability 2^-64, a group of norm 2T with 2^-19: at most, for the
-signs of different sums are independent. `follow` takes both for granted ("no number above T, no group of norm 2T or
-more") and follows them through the network, forward and backward, up to the next thing that is watched: no number wraps
-around, every product that is truncated stays below 2^62, every compared number below what comparisons take, every sum
-of what is watched below 2^60, every client's gradient below its part of 2^62. It refuses limits that do not lead there.
-So the first numbers of a step that leave their range are found, but with probability 2^-19; what follows them may be
-anything, and counts nothing off (`Role.settle` adds up bits).
+So with 64 independent sums a number above T is missed with probability 2^-64 at most, a group of norm 2T with 2^-19.
 
-Nothing here is told to anybody: limits are added to the first party's shares. What they stand for is how a step ends: a
-first party that set them too low on purpose would learn how many sums were beyond, once, and the second party would
-see the step end in an error.
+*Norms.* Of what makes a gradient, the squared norm of every channel is worked out and compared with a limit: a weight's
+gradient is at most the product of two of them (Cauchy and Schwarz). Numbers are cut to `NORM_BITS` fraction bits first,
+each off by less than two units then.
+
+`follow` takes both for granted and goes through the network with them, up to the next thing that is watched: no number
+wraps around, products that are truncated stay below 2^62, compared numbers below what comparisons take, sums of what is
+watched below 2^60, squared norms and the sum of all clients' gradients within their rings. Limits that do not lead
+there are refused. So the first numbers of a step that leave their range are found, but with probability 2^-19; what
+follows them may be anything, and takes nothing off the count (`Role.settle` adds up bits).
+
+Limits are the first party's secret: it adds them to its shares. What they decide is how a step ends: a first party that
+set them too low on purpose would learn how many sums were beyond, and the second would see the step end in an error.
 """
 
 from __future__ import annotations
@@ -27,61 +31,80 @@ from collections.abc import Sequence
 from typing import Final
 
 from bilateral.errors import NumericalRangeError
-from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
-from bilateral.protocols.share.training.following import PRODUCT_BITS, Follower, TooLargeError
-from bilateral.protocols.share.training.tape import LARGEST
+from bilateral.protocols.share.training.following import (
+    COMPARED_BITS,
+    PRODUCT_BITS,
+    Follower,
+    Limits,
+    TooLargeError,
+)
+from bilateral.protocols.share.training.roles import NORM_BITS
 from bilateral.protocols.share.training.terms import StepTerms
 
-__all__ = ["LEAST_MARGIN", "PRODUCT_BITS", "follow", "limits_for"]
+__all__ = ["LEAST_MARGIN", "PRODUCT_BITS", "Limits", "follow", "limits_for"]
 
-LEAST_MARGIN: Final = 6.0
-"""Limits are at least this many times the norms that the first party's own examples show: random sums go up to five."""
-_MOST_MARGIN: Final = 2.0**24
-_LEAST_LIMIT: Final = 1 << 10
-_MOST_LIMIT: Final = 1 << 58
-_SPARE: Final = 1 << 10
-"""Units of the last place that what is compared stays below `LARGEST`: roundings on the way there."""
+LEAST_MARGIN: Final = 4.0
+"""Norms of clients' batches may be at least this many times those of the first party's own examples."""
+_DELTA_LIMIT_BITS: Final = (11, 10, 9, 8, 7, 6)
 
 
 def limits_for(
-    terms: StepTerms, layers: Sequence[PrivateLayer], group_norms: dict[str, float], num_clients: int
-) -> dict[str, int]:
-    """Limits in units of the last place, as far above `group_norms` as the network allows, all by one factor.
+    terms: StepTerms, layers: Sequence[PrivateLayer], expected: dict[str, float], num_clients: int
+) -> Limits:
+    """Limits that `follow` accepts, with as much room above the `expected` norms as the ring has.
 
-    `group_norms`: what the first party expects of a batch of this size (`sizing`). `num_clients`: whose gradients are
-    added up in the ring.
+    `num_clients`: whose gradients are added up.
     """
-    found = follow(terms, layers, _limits(terms, group_norms, LEAST_MARGIN), num_clients)
-    if found is not None:
-        raise NumericalRangeError(
-            "Numbers of this network come too near the limits of sealed training: on the server's own examples there "
-            f"is no room for {LEAST_MARGIN:.0f} times their size, where {found}.",
-            remedy="Normalise the inputs, use smaller batches, weight decay or a smaller learning rate.",
-        )
-    low, high = math.log2(LEAST_MARGIN), math.log2(_MOST_MARGIN)
-    for _ in range(24):
-        middle = (low + high) / 2
-        if follow(terms, layers, _limits(terms, group_norms, 2.0**middle), num_clients) is None:
-            low = middle
-        else:
-            high = middle
-    return _limits(terms, group_norms, 2.0**low)
+    norms = _norm_limits(terms, expected, num_clients)
+    why = ""
+    for bits in _DELTA_LIMIT_BITS:
+        limits = Limits(2.0**bits, norms)
+        why = follow(terms, layers, limits, num_clients) or ""
+        if not why:
+            return limits
+    raise NumericalRangeError(f"Sealed training has no room for this network: {why}.", remedy=_REMEDY)
 
 
-def _limits(terms: StepTerms, group_norms: dict[str, float], margin: float) -> dict[str, int]:
-    """Never below a few units, never beyond what comparisons take."""
-    found = {}
-    for label, _ in terms.shape_of_step.watched:
-        most = _MOST_LIMIT
-        if label.startswith(("layer", "value")):
-            most = (LARGEST << FRACTION_BITS) - _SPARE  # what is watched there is whole (`StepTerms`)
-        found[label] = min(int(max(group_norms[label] * margin, _LEAST_LIMIT)), most)
-    return found
+_REMEDY: Final = "Normalise the inputs, use smaller batches, weight decay or a smaller learning rate."
 
 
-def follow(terms: StepTerms, layers: Sequence[PrivateLayer], limits: dict[str, int], num_clients: int) -> str | None:
-    """None if numbers within these limits never leave their range; else which might, and where."""
+def _norm_limits(terms: StepTerms, expected: dict[str, float], num_clients: int) -> dict[str, float]:
+    """For the two norms of each layer, so that their product is what its gradient has room for."""
+    room: dict[int, float] = {}
+    margins: dict[int, float] = {}
+    for part in terms.shape_of_step.parts:
+        if part.is_bias:
+            continue
+        source = terms.source_values[part.layer]
+        if f"norm of delta {part.layer}" not in expected:
+            continue  # the layer leads nowhere
+        room[part.layer] = 2.0 ** (PRODUCT_BITS - part.fraction_bits) / num_clients
+        product = _at_least(expected[f"norm of value {source}"]) * _at_least(expected[f"norm of delta {part.layer}"])
+        margin = math.sqrt(room[part.layer] / product)
+        if margin < LEAST_MARGIN:
+            raise NumericalRangeError(
+                f"The gradient of layer {part.layer} comes too near the limit of sealed training: on the server's own "
+                f"examples there is room for batches {margin:.1f} times as large, and {LEAST_MARGIN:.0f} are wanted.",
+                remedy=_REMEDY,
+            )
+        margins[source] = min(margin, margins.get(source, math.inf))
+    found = {
+        f"norm of value {source}": _at_least(expected[f"norm of value {source}"]) * m for source, m in margins.items()
+    }
+    for layer, most in room.items():
+        found[f"norm of delta {layer}"] = most / found[f"norm of value {terms.source_values[layer]}"]
+    largest = 2.0 ** (COMPARED_BITS / 2 - NORM_BITS - 1)
+    shifts = dict(terms.shape_of_step.norms)
+    return {label: min(limit, largest * 2.0 ** (-shifts[label] / 2)) for label, limit in found.items()}
+
+
+def _at_least(norm: float) -> float:
+    return max(norm, 2.0**-NORM_BITS)
+
+
+def follow(terms: StepTerms, layers: Sequence[PrivateLayer], limits: Limits, num_clients: int) -> str | None:
+    """None if numbers within these limits never leave their range; else which might, and how far."""
     try:
         Follower(terms, layers, limits, num_clients).run()
     except TooLargeError as error:

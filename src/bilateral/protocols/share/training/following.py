@@ -26,12 +26,40 @@ from bilateral.protocols.share.circuit.description import (
     Value,
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
-from bilateral.protocols.share.training.roles import GROUP, SUM_BITS
+from bilateral.protocols.share.training.roles import GROUP, NORM_BITS, SUM_BITS
 from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST, SPREAD_BITS
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
 
 PRODUCT_BITS: Final = 62
-"""Truncation is exact below this."""
+"""Truncation is exact below this; the sum of all gradients has a bit more."""
+COMPARED_BITS: Final = 60
+"""Squared norms are below 2^this, and so are their limits."""
+LARGEST_WATCHED: Final = LARGEST - 2.0**-10
+"""What is compared stays below `LARGEST` by so much, for roundings on the way there."""
+_CUT_ERROR: Final = 2.0 * 2.0**-NORM_BITS
+
+
+@dataclass(frozen=True)
+class Limits:
+    """As numbers, not yet in units of the last place. `deltas`: of all that goes back through a layer, and the loss."""
+
+    deltas: float
+    norms: dict[str, float]
+
+    def encode(self, terms: StepTerms) -> dict[str, int]:
+        """By label, in the units of what they are compared with."""
+        found = {}
+        for label, _ in terms.shape_of_step.watched:
+            limit, bits = LARGEST_WATCHED, FRACTION_BITS  # what is watched going forward is whole (`StepTerms`)
+            if label.startswith("delta"):
+                limit, bits = self.deltas, DELTA_BITS
+            elif label == "loss":
+                limit = self.deltas
+            found[label] = int(limit * 2.0**bits)
+        for label, shift in terms.shape_of_step.norms:
+            units = self.norms[label] * 2.0**NORM_BITS
+            found[label] = int(units * units) << shift
+        return found
 
 
 class TooLargeError(Exception):
@@ -51,14 +79,16 @@ class Bound:
     def times(self, largest: float, norm: float | None = None) -> Bound:
         return Bound(self.largest * largest, self.norm * (largest if norm is None else norm))
 
+    def within(self, other: Bound) -> Bound:
+        return Bound(min(self.largest, other.largest), min(self.norm, other.norm))
+
 
 class Follower:
     """One pass forward and one back, with bounds in place of values."""
 
-    def __init__(
-        self, terms: StepTerms, layers: Sequence[PrivateLayer], limits: dict[str, int], num_clients: int
-    ) -> None:
+    def __init__(self, terms: StepTerms, layers: Sequence[PrivateLayer], limits: Limits, num_clients: int) -> None:
         self._terms, self._layers, self._limits, self._num_clients = terms, layers, limits, num_clients
+        self._watched_labels = {label for label, _ in terms.shape_of_step.watched}
         self._values: list[Bound] = []
         self._deltas: dict[int, tuple[Bound, int]] = {}
         """With their fraction bits."""
@@ -89,14 +119,13 @@ class Follower:
         else:
             size = (output.largest + terms.circuit.largest_input) * 2.0**FRACTION_BITS
             self._expect(size * terms.factor, PRODUCT_BITS, "the loss times its factor")
-            self._expect_summable(size, "loss")
-        return self._watched("loss", terms.circuit.output, FRACTION_BITS)
+            self._expect_summable(size, self._limits.deltas * 2.0**FRACTION_BITS, "the loss")
+        return self._watched(self._limits.deltas, terms.circuit.output)
 
     # What is watched.
 
-    def _watched(self, label: str, value: Value, bits: int) -> Bound:
+    def _watched(self, limit: float, value: Value) -> Bound:
         """A channel lies in so many groups (`in_groups`), each of a norm below twice the limit."""
-        limit = self._limits[label] / 2.0**bits
         groups = -(-self._elements(value) // GROUP)
         return Bound(limit, 2 * limit * math.sqrt(groups))
 
@@ -104,15 +133,14 @@ class Follower:
         described = self._terms.circuit.values[value]
         size = self._in_units(bound, described)
         self._expect(size, PRODUCT_BITS, f"value {value}")
-        if (label := f"value {value}") not in self._limits:
+        if f"value {value}" not in self._watched_labels:
             return bound
-        self._expect_summable(size, label)
-        seen = self._watched(label, described, described.fraction_bits)
-        return Bound(min(bound.largest, seen.largest), min(bound.norm, seen.norm))
+        self._expect_summable(size, LARGEST_WATCHED * 2.0**described.fraction_bits, f"value {value}")
+        return bound.within(self._watched(LARGEST_WATCHED, described))
 
-    def _expect_summable(self, size: float, label: str) -> None:
+    def _expect_summable(self, size: float, limit: float, what: str) -> None:
         """Random sums of it, and their distances from the limit, are what is compared at the end."""
-        self._expect(size * GROUP + self._limits[label], SUM_BITS, f"a sum of what is watched ({label})")
+        self._expect(size * GROUP + limit, SUM_BITS, f"a random sum of {what}")
 
     # Forward.
 
@@ -144,7 +172,7 @@ class Follower:
         weights, read = self._layers[layer], self._terms.circuit.values[source]
         reach = _row_sums(weights.weight) * self._in_units(self._values[source], read) + _size(weights.bias)
         self._expect(reach, PRODUCT_BITS, f"the output of layer {layer}")
-        return self._watched(f"layer {layer}", self._terms.circuit.values[index + 1], FRACTION_BITS)
+        return self._watched(LARGEST_WATCHED, self._terms.circuit.values[index + 1])
 
     def _element_wise(self, index: int, x: Bound) -> Bound:
         circuit = self._terms.circuit
@@ -219,15 +247,24 @@ class Follower:
         weight_trains, bias_trains = terms.trains[layer]
         room = PRODUCT_BITS - math.log2(self._num_clients)
         if weight_trains:
-            product = delta.norm * self._values[source].norm * 2.0 ** (bits + read.fraction_bits)
-            self._expect(product, room, f"the gradient of layer {layer}")
+            norm = self._norm(f"norm of value {source}", self._values[source], read, read.fraction_bits)
+            back = self._norm(f"norm of delta {layer}", delta, given, bits)
+            # Limits leave the last of the bits to what is cut off.
+            self._expect(norm * back * 2.0 ** (bits + read.fraction_bits), room + 1, f"the gradient of layer {layer}")
         if bias_trains:
             size = delta.norm * math.sqrt(self._elements(given)) * 2.0**bits
             self._expect(size, room, f"the gradient of the bias of layer {layer}")
         if terms.needs_gradient[source]:
             reach = _column_sums(self._layers[layer].weight, terms.linear_steps[layer]) * delta.largest * 2.0**bits
             self._expect(reach, PRODUCT_BITS, f"what goes back through layer {layer}")
-            self._add(source, self._watched(f"delta {layer}", read, DELTA_BITS), DELTA_BITS)
+            self._add(source, self._watched(self._limits.deltas, read), DELTA_BITS)
+
+    def _norm(self, label: str, bound: Bound, value: Value, bits: int) -> float:
+        """What a channel's norm is at most, once its square was compared: which must not have wrapped around."""
+        cut = math.sqrt(self._elements(value)) * _CUT_ERROR
+        shift = bits - NORM_BITS
+        self._expect((bound.norm + cut) ** 2 * 2.0 ** (2 * NORM_BITS + shift), COMPARED_BITS, f"the {label}")
+        return min(bound.norm, self._limits.norms[label] + cut)
 
     def _add(self, value: int, delta: Bound, bits: int) -> None:
         if value in self._deltas:

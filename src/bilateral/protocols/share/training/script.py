@@ -16,7 +16,7 @@ from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.training.backward import backward
 from bilateral.protocols.share.training.forward import forward, watch_what_is_compared
 from bilateral.protocols.share.training.loss import loss_delta
-from bilateral.protocols.share.training.roles import Dealing, Role
+from bilateral.protocols.share.training.roles import Blinded, Dealing, Norm, Role
 from bilateral.protocols.share.training.tape import Delta, Tape, Walk
 from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
 
@@ -51,15 +51,20 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
 
 def _gradients(role: Role, tape: Tape) -> Walk:
     terms, found = role.terms, []
+    values: dict[int, Blinded] = {}
     for layer, (weight_trains, bias_trains) in enumerate(terms.trains):
         source = terms.source_values[layer]
         if layer not in tape.masked_deltas:
-            size = terms.size_of_parts(layer)
-            found.append(tape.value(-1).new_zeros(size))
+            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
             continue
         masked, delta = tape.masked_deltas[layer]
         if weight_trains:
-            found.append((yield from role.gradient(layer, source, tape.masked[source], masked)).reshape(-1))
+            if source not in values:
+                norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
+                values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
+            norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
+            blinded = yield from role.blind("delta blind", layer, masked, norm)
+            found.append((yield from role.gradient(layer, values[source], blinded)).reshape(-1))
         if bias_trains:
             found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
     return torch.cat(found)
@@ -78,7 +83,7 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes))
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts))
 
 
 def run(walk: Walk) -> Any:

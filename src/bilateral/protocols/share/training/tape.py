@@ -15,9 +15,9 @@ from bilateral.protocols.share.training.terms import StepTerms
 Walk = Generator[Any, Any, Any]
 LARGEST: Final = 1 << (VALUE_BITS - 1)
 """Compared numbers are below this in size, so that differences of two of them can be compared."""
-DELTA_BITS: Final = 22
+DELTA_BITS: Final = 24
 """Fraction bits of what goes back through a layer: it is smaller than what comes forward."""
-SPREAD_BITS: Final = 24
+SPREAD_BITS: Final = 26
 """At most so many of what an average sends back to each of its places: it is smaller still."""
 
 

@@ -152,6 +152,8 @@ class StepShape:
     parts: tuple[GradientPart, ...]
     dealt: tuple[tuple[Shape, torch.dtype], ...]
     watched: tuple[tuple[str, Shape], ...]
+    norms: tuple[tuple[str, int], ...]
+    """Labels of norms, and by how many bits their squares are shifted up when they are compared."""
 
     @property
     def dealt_bytes(self) -> int:
