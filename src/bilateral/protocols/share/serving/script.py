@@ -35,7 +35,7 @@ def question(role: Revealing, terms: QuestionTerms, inputs: Tensor | None) -> Wa
     else:
         answers = tape.value(-1)
     if terms.reveal == "class":
-        watch_what_is_compared(role, len(steps), answers)
+        watch_what_is_compared(role, tape, len(steps), answers)
         answers = yield from _place_of_largest(role, answers, VALUE_BITS + terms.circuit.output.fraction_bits)
     if role.watches and (beyond := (yield from role.settle())):
         raise NumericalRangeError(

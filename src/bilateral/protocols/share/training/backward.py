@@ -27,7 +27,7 @@ from bilateral.protocols.share.circuit.description import (
     Step,
 )
 from bilateral.protocols.share.circuit.walk import windows
-from bilateral.protocols.share.training.forward import leaky
+from bilateral.protocols.share.training.forward import dropped, leaky
 from bilateral.protocols.share.training.roles import Bit, Masked, Role
 from bilateral.protocols.share.training.tape import DELTA_BITS, SPREAD_BITS, Delta, Tape, Walk
 from bilateral.protocols.share.training.terms import ONE, StepTerms
@@ -150,8 +150,7 @@ def _through_reshape(role: Role, _tape: Tape, index: int, delta: Delta) -> Walk:
 def _through_dropout(role: Role, tape: Tape, index: int, delta: Delta) -> Walk:
     made_by, kept = role.terms.circuit.steps[index], tape.kept.pop(index)
     assert isinstance(made_by, Dropout | ChannelDropout)
-    share = yield from role.truncate(delta.share * kept * made_by.factor, FRACTION_BITS)
-    return Delta(share, delta.fraction_bits)
+    return Delta((yield from dropped(role, delta.share, kept, made_by.factor)), delta.fraction_bits)
 
 
 def _scatter(places: Sequence[Tensor], kernel: Pair, stride: Pair, padding: Pair, shape: tuple[int, ...]) -> Tensor:

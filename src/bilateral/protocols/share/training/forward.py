@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import (
+    FACTOR_BITS,
     FRACTION_BITS,
     VALUE_BITS,
     Add,
@@ -30,6 +31,9 @@ from bilateral.protocols.share.training.roles import Bit, Role
 from bilateral.protocols.share.training.tape import Tape, Walk
 from bilateral.protocols.share.training.terms import ONE
 
+ZERO_UNITS: Final = 2
+"""In the last place: what is no larger counts as zero."""
+
 
 def forward(role: Role, tape: Tape, index: int) -> Walk:
     """What the step `index` of the circuit gives."""
@@ -45,9 +49,37 @@ def masked_value(role: Role, tape: Tape, source: int) -> Walk:
 
 
 def leaky(role: Role, x: Tensor, positive: Tensor, slope: int) -> Walk:
-    """slope x + (1 - slope) max(x, 0)."""
+    """slope x + (1 - slope) max(x, 0).
+
+    Too large by up to a unit on average, where the slope has few bits (see `dropped`).
+    """
     one = 1 << FRACTION_BITS
     return (yield from role.truncate(x * slope + positive * (one - slope), FRACTION_BITS))
+
+
+def watch_what_is_compared(role: Role, tape: Tape, source: int, x: Tensor) -> None:
+    """Once, and not what was watched as it came, nor what a comparison gave of something that was watched."""
+    terms = role.terms
+    steps = terms.circuit.steps
+    while source and isinstance(steps[source - 1], Reshape):
+        (source,) = steps[source - 1].sources
+    is_known = source > 0 and isinstance(steps[source - 1], Dense | Conv | Scale | Relu | LeakyRelu | MaxPool)
+    if not is_known and source not in tape.watched:
+        tape.watched.add(source)
+        role.watch(f"value {source}", x.reshape(len(x), *terms.circuit.values[source].shape))
+
+
+def dropped(role: Role, x: Tensor, kept: Tensor, factor: int) -> Walk:
+    """What is kept, times `factor` 2^-20, and exact zeros.
+
+    A truncation is right on average only where what it cuts off is uniform in each share, and the last bits of x times
+    an even number are not: those are left out of the product, so that dropping a half has no truncation at all.
+    """
+    twos = min((factor & -factor).bit_length() - 1, FACTOR_BITS)
+    found = x * (kept * (factor >> twos))
+    if twos == FACTOR_BITS:
+        return found
+    return (yield from role.truncate(found, FACTOR_BITS - twos)) * kept
 
 
 def _read(role: Role, tape: Tape, index: int) -> Tensor:
@@ -76,21 +108,16 @@ def _leaky_relu(role: Role, tape: Tape, index: int) -> Walk:
 
 
 def _compare(role: Role, tape: Tape, index: int) -> Walk:
-    """The bit of a step's input."""
+    """The bit of a step's input: whether it is above zero, and by more than truncation may add to a zero.
+
+    At zero, which samples without any active unit reach exactly, the derivative is 0, as torch has it.
+    """
     source, x = role.terms.circuit.steps[index].sources[0], _read(role, tape, index)
-    watch_what_is_compared(role, source, x)
-    bit = yield from role.compare(x, VALUE_BITS + role.terms.circuit.values[source].fraction_bits)
+    watch_what_is_compared(role, tape, source, x)
+    above = role.constant(x, -ZERO_UNITS)
+    bit = yield from role.compare(above, VALUE_BITS + role.terms.circuit.values[source].fraction_bits)
     tape.bits[index] = [bit]
     return bit
-
-
-def watch_what_is_compared(role: Role, source: int, x: Tensor) -> None:
-    """Unless it was watched as it came, or is no larger than what was."""
-    steps = role.terms.circuit.steps
-    while source and isinstance(steps[source - 1], Relu | LeakyRelu | MaxPool | Reshape):
-        (source,) = steps[source - 1].sources
-    if source == 0 or not isinstance(steps[source - 1], Dense | Conv | Scale):
-        role.watch(f"value {source}", x)
 
 
 def _max_pool(role: Role, tape: Tape, index: int) -> Walk:
@@ -98,7 +125,7 @@ def _max_pool(role: Role, tape: Tape, index: int) -> Walk:
     made_by, x = role.terms.circuit.steps[index], _read(role, tape, index)
     assert isinstance(made_by, MaxPool)
     (source,) = made_by.sources
-    watch_what_is_compared(role, source, x)
+    watch_what_is_compared(role, tape, source, x)
     bits = VALUE_BITS + role.terms.circuit.values[source].fraction_bits
     candidates = torch.stack(windows(x, made_by.kernel, made_by.stride, made_by.padding), dim=1)
     found: list[Bit] = []
@@ -129,7 +156,8 @@ def _scale(role: Role, tape: Tape, index: int) -> Walk:
     assert isinstance(made_by, Scale)
     read = role.terms.circuit.values[made_by.sources[0]]
     if made_by.factor == ONE:
-        found = yield from role.truncate(x, read.fraction_bits - FRACTION_BITS)
+        spare = read.fraction_bits - FRACTION_BITS
+        found = (yield from role.truncate(x, spare)) if spare else x
     else:
         found = yield from role.truncate(x * made_by.factor, made_by.shift(read))
     role.watch(f"value {index + 1}", found)
@@ -165,7 +193,7 @@ def _dropout(role: Role, tape: Tape, index: int) -> Walk:
     assert isinstance(made_by, Dropout | ChannelDropout)
     shape = (*x.shape[:2], 1, 1) if isinstance(made_by, ChannelDropout) else tuple(x.shape)
     kept = tape.kept[index] = role.kept(index, shape, made_by.threshold)
-    return (yield from role.truncate(x * kept * made_by.factor, FRACTION_BITS))
+    return (yield from dropped(role, x, kept, made_by.factor))
 
 
 _FORWARD: Final[dict[type[Step], Callable[[Role, Tape, int], Walk]]] = {

@@ -10,22 +10,44 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from torch import Tensor
 
-from bilateral.errors import DataError, NumericalRangeError
+from bilateral.errors import DataError, NumericalRangeError, ProtocolError
+from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
 from bilateral.protocols.share.gates.talk import Work
 from bilateral.protocols.share.ring import arithmetic as ring
+from bilateral.protocols.share.ring.streams import SEED_BYTES
 from bilateral.protocols.share.training.loss import SOFTMAX_BITS
 from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Second, weight_masks
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, StepTerms
 
 
+def seed_of_step(terms: StepTerms, seed: bytes) -> bytes:
+    """What streams are drawn from. Who was told other terms has other masks: noise, and never one mask for two values.
+
+    Else somebody who is told of another network would read its streams at other places than the others do, and send
+    masks of one gate as messages of another.
+    """
+    label = injective("bilateral sealed training step v1", terms.digest)
+    return HKDFExpand(SHA256(), SEED_BYTES, label).derive(seed)
+
+
+def _seeds_of_step(terms: StepTerms, *seeds: bytes) -> list[bytes]:
+    """One seed for two pairs is known to all three parties."""
+    if len(set(seeds)) < len(seeds) or any(len(seed) != SEED_BYTES for seed in seeds):
+        raise ProtocolError(f"Expected two different seeds of {SEED_BYTES} bytes, one for each pair of parties.")
+    return [seed_of_step(terms, seed) for seed in seeds]
+
+
 def deal(terms: StepTerms, with_first: bytes, with_second: bytes) -> tuple[Tensor, ...]:
     """The dealer: all that the second party is sent, uniform to it. Seeds: what it has in common with each of them."""
-    dealer = Dealing(terms, (with_first, with_second))
+    first, second = _seeds_of_step(terms, with_first, with_second)
+    dealer = Dealing(terms, (first, second))
     run(step(dealer, None, None))
     return tuple(dealer.dealt)
 
@@ -35,7 +57,8 @@ class FirstParty:
 
     def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_second: bytes) -> None:
         self._terms, self._model = terms, model
-        self._seeds = with_dealer, with_second
+        dealer_seed, second_seed = _seeds_of_step(terms, with_dealer, with_second)
+        self._seeds = dealer_seed, second_seed
 
     def masked_weights(self) -> tuple[Tensor, ...]:
         """For the second party: uniform to it."""
@@ -72,7 +95,8 @@ class SecondParty:
         for part, (shape, dtype) in zip(dealt, expected, strict=True):
             expect_tensor(dealer, "dealt parts", part, shape, dtype)
         self._terms = terms
-        self._role = Second(terms, masked_weights, dealt, with_dealer, with_first, dealer)
+        dealer_seed, first_seed = _seeds_of_step(terms, with_dealer, with_first)
+        self._role = Second(terms, masked_weights, dealt, dealer_seed, first_seed, dealer)
 
     def prepare(self) -> None:
         """The longest part of its work, which needs no value: it can be done while others deal or compute."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.training.parties import seed_of_step
 from bilateral.protocols.share.training.roles import Bit, Blinded, FirstModel, Gate, Masked, Norm, Role
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import StepTerms
@@ -116,8 +117,11 @@ class _PlainBit(Bit):
 def plain_step(
     terms: StepTerms, model: FirstModel, inputs: Tensor, targets: Tensor, dropout: bytes | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The gradient's words (`StepTerms.decode`) of an encoded batch, and the largest norms of channels."""
-    role = Plain(terms, model, dropout)
+    """The gradient's words (`StepTerms.decode`) of an encoded batch, and the largest norms of channels.
+
+    `dropout`: the seed that the two parties have in common; without it nothing is dropped.
+    """
+    role = Plain(terms, model, None if dropout is None else seed_of_step(terms, dropout))
     words = run(step(role, inputs, targets))
     return words, role.norms
 

@@ -9,9 +9,14 @@ the order of gates without a word:
 | `Second` | masked weights, what was dealt; the other share | the same |
 | `Dealing` | both seeds, and shapes (`device="meta"`) in place of values | nothing: it deals |
 
-A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer, and each
-stream is read once. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask
-that is uniform, drawn for it alone, and unknown to it, but for the one number that `settle` opens.
+A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer, and no
+stream hides two numbers (`test_no_stream_is_read_twice_for_two_purposes`). Guarantee
+(`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask that is uniform and unknown to
+it, but for the one number that `settle` opens.
+
+That is of what is heard in a step. Whoever learns the gradient afterwards, or a sum of several, learns it as it was
+rounded; each truncation rounds by the last bits of both shares, and the first party knows its own. So the sum tells it
+some bits below the last place of numbers in between, where the sum without any rounding would not.
 
 Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
 dealt.
@@ -49,8 +54,8 @@ NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""
 NORM_BITS: Final = 10
 """Fraction bits of numbers whose squares are added up."""
-_SUM_BITS: Final = 60
-"""Sums of numbers that a truncation gave are below 2^(44 + 13), whatever happened before it."""
+SUM_BITS: Final = 60
+"""Sums of what is watched, and their distances from the limits, are below 2^this (`bounds` sees to that)."""
 _DEALER_PIECE: Final = torch.device("meta")
 
 
@@ -185,7 +190,7 @@ class Role(ABC):
         if self._norms:
             checked.append(self._limits(self._norms) - torch.cat([part for _, part in self._norms]))
         compared = torch.cat(checked)
-        bit = yield from self.compare(compared, _SUM_BITS)
+        bit = yield from self.compare(compared, SUM_BITS)
         share = bit.share().sum(dim=0, keepdim=True)
         return (yield from self.open_count(self.constant(-share, len(compared))))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bilateral.errors import NumericalRangeError
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.training.backward import backward
-from bilateral.protocols.share.training.forward import forward
+from bilateral.protocols.share.training.forward import forward, watch_what_is_compared
 from bilateral.protocols.share.training.loss import loss_delta
 from bilateral.protocols.share.training.roles import Blinded, Dealing, Norm, Role
 from bilateral.protocols.share.training.tape import Delta, Tape, Walk
@@ -31,6 +31,8 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
     for index in range(num_steps):
         tape.values.append((yield from forward(role, tape, index)))
         tape.forget(terms, index)
+    if terms.loss == "ce":
+        watch_what_is_compared(role, tape, num_steps, tape.value(-1))
     delta = yield from loss_delta(role, tape.value(-1), targets)
     role.watch("loss", delta)
     tape.deltas[num_steps] = Delta(delta, FRACTION_BITS)
@@ -50,10 +52,12 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
 def _gradients(role: Role, tape: Tape) -> Walk:
     terms, found = role.terms, []
     values: dict[int, Blinded] = {}
-    for layer in sorted(tape.masked_deltas):
-        masked, delta = tape.masked_deltas[layer]
-        weight_trains, bias_trains = terms.trains[layer]
+    for layer, (weight_trains, bias_trains) in enumerate(terms.trains):
         source = terms.source_values[layer]
+        if layer not in tape.masked_deltas:
+            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
+            continue
+        masked, delta = tape.masked_deltas[layer]
         if weight_trains:
             if source not in values:
                 norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
@@ -67,7 +71,7 @@ def _gradients(role: Role, tape: Tape) -> Walk:
 
 
 def shape_of(terms: StepTerms) -> StepShape:
-    """By walking the step with shapes alone."""
+    """By walking the step with shapes alone. A layer that leads nowhere has gradients of zero."""
     dealer = Dealing(terms, None)
     run(step(dealer, None, None))
     parts = []

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from bilateral.errors import DataError
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.bounds import limits_for
 from bilateral.protocols.share.training.parties import encode_batch
@@ -27,13 +28,15 @@ _MOST_EXAMPLES: Final = 16
 def sized(
     terms: StepTerms, model: FirstModel, layers: Sequence[PrivateLayer], examples: Tensor, num_clients: int
 ) -> FirstModel:
-    """`model` with limits for steps on these terms. `examples`: a few inputs as clients have them, behind the front."""
+    """`model` with limits for steps on these terms. `examples`: a few inputs as clients have, behind the front."""
     limits = limits_for(terms, layers, expected_norms(terms, model, examples), num_clients)
     return replace(model, limits=limits.encode(terms))
 
 
 def expected_norms(terms: StepTerms, model: FirstModel, examples: Tensor) -> dict[str, float]:
     """The largest norms of channels, on these inputs with targets at random: then deltas are as large as ever."""
+    if not len(examples):
+        raise DataError("No example to size the limits of sealed training by.", remedy="Give the server some inputs.")
     count = min(terms.batch_size, _MOST_EXAMPLES)
     generator = torch.Generator().manual_seed(0)
     largest = terms.circuit.largest_input

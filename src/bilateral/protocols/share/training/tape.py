@@ -41,6 +41,8 @@ class Tape:
     """Of values, as far as they are known."""
     masked_deltas: dict[int, tuple[Masked, Delta]] = field(default_factory=dict)
     """Of what each linear layer gives, where something of it trains."""
+    watched: set[int] = field(default_factory=set)
+    """Values that were watched because they are compared."""
 
     def value(self, index: int) -> Tensor:
         value = self.values[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
@@ -17,6 +18,8 @@ from bilateral.protocols.share.circuit.description import Circuit, Conv, Dense, 
 Loss = Literal["mse", "ce"]
 ONE: Final = 1 << 20
 """What a factor of 1 is, in the units of factors that are applied by a product and a truncation."""
+MOST_CLASSES: Final = 1024
+"""With more, what the softmax leaves to outputs far below the largest adds up to more than its error."""
 INPUT_ROOT_MEAN_SQUARE: Final = 16.0
 """The second party refuses its own batch where a channel's is larger (`parties.encode_batch`)."""
 
@@ -44,6 +47,9 @@ class StepTerms:
         _require(len(self.trains) == len(self.linear_steps), "every linear layer says whether it trains")
         _require(any(any(parts) for parts in self.trains), "no parameter trains")
         _require(len(self.circuit.output.shape) == 1, "the outputs of a sample are a vector")
+        is_few = self.loss == "mse" or self.circuit.output.size <= MOST_CLASSES
+        _require(is_few, f"cross entropy takes up to {MOST_CLASSES} classes, got {self.circuit.output.size}")
+        self.circuit.expect_trainable()
 
     @cached_property
     def digest(self) -> bytes:
@@ -90,6 +96,12 @@ class StepTerms:
     def transposes(self) -> tuple[bool, ...]:
         """Of every linear layer: a delta goes back through it."""
         return tuple(self.needs_gradient[source] for source in self.source_values)
+
+    def size_of_parts(self, layer: int) -> int:
+        """Words of what trains of a layer."""
+        weight, bias = self.trains[layer]
+        shape = self.linear_steps[layer].weight_shape(self.linear_sources[layer])
+        return weight * math.prod(shape) + bias * self.linear_values[layer].shape[0]
 
     @cached_property
     def shape_of_step(self) -> StepShape:
