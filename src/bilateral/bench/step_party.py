@@ -30,7 +30,7 @@ from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.gates.talk import Speaker, Work
-from bilateral.protocols.share.training.parties import encode_batch
+from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
 from bilateral.protocols.share.training.roles import Dealing, Second
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import StepTerms
@@ -201,7 +201,7 @@ class DealerParty(StepParty):
         assert isinstance(message, DealOrder)
         randomness = SecureRandomness()
         with_server, with_client = (randomness.random_bytes(SEED_BYTES) for _ in range(2))
-        role = Dealing(self.terms, (with_server, with_client))
+        role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
         self.clock.attach(role)
         run(self.clock.walk(REST, step(role, None, None)))
         with self.clock.at(BOX):
@@ -237,7 +237,8 @@ class ClientParty(StepParty):
         content = self._boxes.pop(message.number, None)
         if content is None:
             raise ProtocolError(f"{self._name}: nothing was dealt for step {message.number}.")
-        self._role = Second(self.terms, message.weights, content.dealt, content.seed, message.seed, DEALER)
+        seeds = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
+        self._role = Second(self.terms, message.weights, content.dealt, *seeds, DEALER)
         self._speaker = None
         self.clock.attach(self._role)
         with self.clock.at(LINEAR):

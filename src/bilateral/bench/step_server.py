@@ -47,7 +47,7 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.circuit.trainable import TrainableModel, compile_trainable
 from bilateral.protocols.share.gates.talk import Speaker
-from bilateral.protocols.share.training.parties import FirstParty, encode_batch
+from bilateral.protocols.share.training.parties import FirstParty, encode_batch, seed_of_step
 from bilateral.protocols.share.training.plain import plain_step
 from bilateral.protocols.share.training.roles import First, FirstModel
 from bilateral.protocols.share.training.script import step
@@ -207,7 +207,8 @@ class StepServer:
             masked = FirstParty(work.terms, model, with_dealer, with_client).masked_weights()
         self._reply(self._submit(CLIENT, MaskedWeights(number, with_client, masked)))
         self._enter(STEP)
-        role = First(work.terms, model, with_dealer, with_client)
+        seeds = (seed_of_step(work.terms, seed) for seed in (with_dealer, with_client))
+        role = First(work.terms, model, *seeds)
         self._clock.attach(role)
         speaker: Speaker[Tensor] = Speaker(self._clock.walk(REST, step(role, None, None)), CLIENT)
         told, is_first = speaker.take_told(), True
