@@ -237,8 +237,8 @@ class ClientParty(StepParty):
         content = self._boxes.pop(message.number, None)
         if content is None:
             raise ProtocolError(f"{self._name}: nothing was dealt for step {message.number}.")
-        seeds = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
-        self._role = Second(self.terms, message.weights, content.dealt, *seeds, DEALER)
+        with_dealer, with_server = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
+        self._role = Second(self.terms, message.weights, content.dealt, with_dealer, with_server, DEALER)
         self._speaker = None
         self.clock.attach(self._role)
         with self.clock.at(LINEAR):
