@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocols.share.harness import fill, generator
+from tests.protocols.share.harness import fill, generator, uniform_words
 from tests.protocols.share.training.stepping import ROOM, Step, by_gates, errors_of_both, step_of, tiny_terms
 from tests.protocols.share.training.test_gradients import NETWORKS, SHAPE, Own, assert_exact, networks
 from torch import nn
@@ -33,6 +33,8 @@ from bilateral.protocols.share.training.roles import (
     FirstModel,
     group_size,
     in_groups,
+    signed_sums,
+    signed_sums_by_tensors,
 )
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.tape import DELTA_BITS
@@ -125,6 +127,13 @@ def test_sums_just_at_the_limit_are_not_beyond_it():
 
     for number, beyond in ((1000, 0), (-1000, 0), (1001, NUM_SUMS), (-1001, NUM_SUMS)):
         assert int(by_gates(walk, torch.tensor([[number]]), limits={"x": 1000}).first) == beyond
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 70), st.integers(1, 5), st.integers(0, 1000))
+def test_compiled_sums_with_random_signs_are_those_of_tensors(size, rows, seed):
+    groups, signs = uniform_words((rows, size), seed), uniform_words((size,), seed + 5000)
+    assert torch.equal(signed_sums(groups, signs), signed_sums_by_tensors(groups, signs))
 
 
 # Whole steps.
