@@ -159,6 +159,18 @@ def test_a_network_whose_biases_alone_train():
     assert_exact(step)
 
 
+def test_units_at_exactly_zero_send_nothing_back_as_in_torch():
+    """Behind units that are dead for every sample, a layer without a bias gives exact zeros."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    fill(model)
+    with torch.no_grad():
+        model[0].bias.fill_(-50.0)
+        model[2].bias.zero_()
+    step = step_of(model, (6,), "ce", 12)
+    assert float(step.in_float()[1][1].abs().max()) == 0.0
+    assert float(step.terms.decode(step.take().words)[1][1].abs().max()) == 0.0
+
+
 def test_a_network_without_biases():
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
     fill(model)

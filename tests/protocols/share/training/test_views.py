@@ -25,7 +25,7 @@ from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import sealed
 from bilateral.protocols.share.ring.streams import Stream
-from bilateral.protocols.share.training import roles
+from bilateral.protocols.share.training import forward, roles
 from bilateral.protocols.share.training.parties import FirstParty, deal, seed_of_step
 from bilateral.protocols.share.training.roles import Dealing, First, Second
 from bilateral.protocols.share.training.script import run, step
@@ -573,8 +573,9 @@ def test_masks_of_values_that_are_used_twice_are_found(monkeypatch):
 
 
 def test_masks_of_gates_that_are_used_twice_are_found(monkeypatch):
-    """Every gate has the number of the first one."""
+    """Every gate has the number of the first one; numbers that are all zero come out alike then."""
     monkeypatch.setattr(roles.Role, "_next_gate", lambda self: 0)
+    monkeypatch.setattr(forward, "ZERO_UNITS", 0)
     with pytest.raises(AssertionError, match="used twice"):
         assert_opened_hides_everything(with_weights(layer_step(), 0), monkeypatch)
 
