@@ -129,7 +129,7 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
             words=sides.words,
         )
-        return MaskUploader(masks, ring, parts.set_norm, parts.opened)
+        return MaskUploader(masks, ring, parts.set_norm, parts.opened, parts.agreed)
 
     # The question of the published cross entropy has a row a sample.
     asks = around.plan.chosen.asks(around.problem.loss)

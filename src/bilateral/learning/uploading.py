@@ -22,6 +22,8 @@ from bilateral.protocols.wire import digest
 
 Opened = Callable[[KeyRing, MaskOpening], None]
 """Told of an opening that was taken, with the client's keys of the run."""
+Agreed = Callable[[int], None]
+"""Told of a round in which shares of others opened: they were shown the same opening."""
 Privatise = Callable[[Upload], Upload]
 """Clips an upload or adds noise that stays."""
 AddPairwise = Callable[[Upload, int, Sequence[str]], Upload]
@@ -74,8 +76,9 @@ class MaskUploader:
         keys: KeyRing,
         set_norm: Callable[[float], None] | None = None,
         opened: Opened | None = None,
+        agreed: Agreed | None = None,
     ) -> None:
-        self._opened = opened
+        self._opened, self._agreed = opened, agreed
         self._masks = masks
         self._keys = keys
         self._set_norm = set_norm
@@ -135,6 +138,8 @@ class MaskUploader:
             self._masks.receive_shares(message)
         except SealedShareError as error:  # the dealer's fault or the server's; this client stays out of the attempt
             return ShareComplaint(message.round_index, message.attempt, (error.dealer,))
+        if self._agreed is not None:
+            self._agreed(message.round_index)
         # In a second attempt the model does not come again: the upload of the first one is masked anew.
         return self._masks.mask_again() if message.attempt else None
 

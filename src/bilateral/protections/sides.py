@@ -15,7 +15,7 @@ from bilateral.learning.client import Schedule
 from bilateral.learning.exchange import Party
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
-from bilateral.learning.uploading import AddPairwise, Opened, Privatise
+from bilateral.learning.uploading import AddPairwise, Agreed, Opened, Privatise
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
@@ -50,6 +50,8 @@ class ClientParts:
     """Takes over the norm of adaptive clipping."""
     opened: Opened | None = None
     """Told of every opening that its masks take, with the keys of the run (ring masks)."""
+    agreed: Agreed | None = None
+    """Told when shares of others opened: as many as a sum needs were shown the same opening."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class _Opened:
     round_index: int
     dealer: str
     deals_for: tuple[str, ...]
+    is_agreed: bool = False
+    """Others were shown the same: else each client could be told that one and the same colluder was drawn for it."""
 
 
 @dataclass(repr=False)
@@ -90,6 +92,11 @@ class SealedClient:
         self._opened = _Opened(keys, opening.round_index, drawn[self.name], deals_for)
         self._step = None
 
+    def agreed(self, round_index: int) -> None:
+        """Shares of the others opened, which are bound to the opening."""
+        if self._opened is not None and self._opened.round_index == round_index:
+            self._opened.is_agreed = True
+
     def receive(self, message: Message) -> Message | None:
         match message:
             case DealRequest():
@@ -126,6 +133,11 @@ class SealedClient:
         what = f"{self.name}: SealedWeights from the server"
         if message.round_index <= self._latest:
             raise ProtocolError(f"{what}: round {message.round_index} had its weights before.")
+        if not opened.is_agreed:
+            raise ProtocolError(
+                f"{what}: they came before the shares of the others, who might have been shown other participants.",
+                remedy="Both sides must run the same version.",
+            )
         if message.dealer != opened.dealer:
             raise ProtocolError(
                 f"{what}: {message.dealer[:100]!r} is said to have dealt, but {opened.dealer} was drawn.",

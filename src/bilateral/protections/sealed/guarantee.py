@@ -51,5 +51,8 @@ def sealed_guarantee(dealer: str | None) -> Guarantee:
         Leak("that client's batch of a round, if they tell each other what they know", batch, LINE),
         Leak("nothing that would show it other weights than other clients have: one gradient can be made to stand out "
              "in the sum", "a server that does not follow the protocol", LINE),
+        Leak("a count at the end of each step, which a party that shifts its shares can make depend on one number of the "
+             "other's", "a client, and a server, that do not follow the protocol", LINE),
+        Leak("how the last place of shared numbers was rounded, as far as a sum shows it", "server", LINE),
     )  # fmt: skip
     return Guarantee("sealed training", claims, leaks)

@@ -143,7 +143,7 @@ class _Built:
 
     def client(self, seat: Seat) -> ClientParts:
         half = SealedClient(seat.name, self.network, self.terms, self.dealer, self.around.secrets.stream("dealing"))
-        return ClientParts(half, self.around.batch_schedule(seat), opened=half.opened)
+        return ClientParts(half, self.around.batch_schedule(seat), opened=half.opened, agreed=half.agreed)
 
     def named_dealer(self, keys: KeyRing) -> SealedDealer:
         return SealedDealer(keys, self.terms, self.around.secrets.stream("dealing"))

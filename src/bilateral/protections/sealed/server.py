@@ -215,7 +215,9 @@ class SealedServer:
         if isinstance(message, DealComplaint):
             raise ProtocolError(f"{sender} cannot use what {step.dealer} dealt for it; it is out of the round.")
         if isinstance(message, RangeLeft):
-            raise _out_of_range(sender, message.round_index)
+            raise ProtocolError(
+                f"{sender} says that numbers of its batch are out of range; it is out of round {message.round_index + 1}."
+            )
         if message.number != step.number:
             raise ProtocolError(
                 f"SealedTurn from {sender}: expected turn {step.number} of its step, got {message.number}."

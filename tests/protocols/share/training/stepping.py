@@ -92,7 +92,7 @@ class Step:
     def plain(self):
         """The words of the step in the clear, in fixed point."""
         encoded = encode_batch(self.terms, self.inputs, self.targets)
-        return plain_step(self.terms, self.model, *encoded, dropout=self.seeds[2])[0]
+        return plain_step(self.terms, self.model, *encoded, dropout=self.seeds[1])[0]
 
     def in_float(self):
         """The gradients of all layers, by autograd, in float64."""
@@ -224,7 +224,7 @@ def by_gates(walk, *values, number=0, shares=None, limits=None):
 
 def kept_by_dropout(step, index, shape, threshold):
     """Ones and zeros that both parties draw from the seed that they share."""
-    stream = Stream(seed_of_step(step.terms, step.seeds[2]), "dropout", index, step.terms.batch_size)
+    stream = Stream(seed_of_step(step.terms, step.seeds[1]), "dropout", index, step.terms.batch_size)
     return ((stream.words(*shape) & 0xFFFFF) >= threshold).double()
 
 

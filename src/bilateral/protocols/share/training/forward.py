@@ -70,16 +70,16 @@ def watch_what_is_compared(role: Role, tape: Tape, source: int, x: Tensor) -> No
 
 
 def dropped(role: Role, x: Tensor, kept: Tensor, factor: int) -> Walk:
-    """What is kept, times `factor` 2^-20, and exact zeros.
+    """What is kept (a share of ones and zeros), times `factor` 2^-20, and exact zeros.
 
     A truncation is right on average only where what it cuts off is uniform in each share, and the last bits of x times
     an even number are not: those are left out of the product, so that dropping a half has no truncation at all.
     """
     twos = min((factor & -factor).bit_length() - 1, FACTOR_BITS)
-    found = x * (kept * (factor >> twos))
-    if twos == FACTOR_BITS:
-        return found
-    return (yield from role.truncate(found, FACTOR_BITS - twos)) * kept
+    found = x * (factor >> twos)
+    if twos < FACTOR_BITS:
+        found = yield from role.truncate(found, FACTOR_BITS - twos)
+    return (yield from role.multiply(found, kept))
 
 
 def _read(role: Role, tape: Tape, index: int) -> Tensor:
@@ -192,7 +192,7 @@ def _dropout(role: Role, tape: Tape, index: int) -> Walk:
     made_by, x = role.terms.circuit.steps[index], _read(role, tape, index)
     assert isinstance(made_by, Dropout | ChannelDropout)
     shape = (*x.shape[:2], 1, 1) if isinstance(made_by, ChannelDropout) else tuple(x.shape)
-    kept = tape.kept[index] = role.kept(index, shape, made_by.threshold)
+    kept = tape.kept[index] = role.kept(index, shape, made_by.threshold).expand(x.shape).contiguous()
     return (yield from dropped(role, x, kept, made_by.factor))
 
 

@@ -119,7 +119,7 @@ def plain_step(
 ) -> tuple[Tensor, dict[str, float]]:
     """The gradient's words (`StepTerms.decode`) of an encoded batch, and the largest norms of channels.
 
-    `dropout`: the seed that the two parties have in common; without it nothing is dropped.
+    `dropout`: the seed that the second party and the dealer have in common; without it nothing is dropped.
     """
     role = Plain(terms, model, None if dropout is None else seed_of_step(terms, dropout))
     words = run(step(role, inputs, targets))

@@ -126,7 +126,11 @@ class Role(ABC):
 
     @abstractmethod
     def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
-        """Which elements dropout keeps, 0 or 1: known to both parties, drawn with threshold / 2^20 for a zero."""
+        """A share of which elements dropout keeps, 0 or 1, drawn with threshold / 2^20 for a zero.
+
+        The second party draws, and the dealer could: whoever sees sums and knew who was dropped could tell samples in
+        them apart.
+        """
 
     # Gates.
 
@@ -216,10 +220,6 @@ class _Computing(Role):
 
     def _common(self, purpose: Purpose, number: int) -> Stream:
         return Stream(self._with_other, purpose, number, self.terms.batch_size)
-
-    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
-        drawn = self._common("dropout", number).words(*shape) & ((1 << 20) - 1)
-        return (drawn >= threshold).long()
 
     def _sums(self, groups: Tensor, number: int) -> Tensor:
         return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
@@ -321,6 +321,10 @@ class First(_Computing):
 
     def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
         del values
+        return torch.zeros(tuple(shape), dtype=torch.int64)
+
+    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
+        del number, threshold
         return torch.zeros(tuple(shape), dtype=torch.int64)
 
     def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
@@ -462,6 +466,10 @@ class Second(_Computing):
     def secret_of_second(self, values: Tensor | None, shape: Sequence[int]) -> Tensor:
         assert values is not None and tuple(values.shape) == tuple(shape), "the second party knows it"
         return values
+
+    def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
+        drawn = self._stream("dropout", number).words(*shape) & ((1 << 20) - 1)
+        return (drawn >= threshold).long()
 
     def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
         mask = self._mask(purpose, number, tuple(x.shape))
