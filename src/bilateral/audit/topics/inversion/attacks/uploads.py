@@ -72,7 +72,7 @@ def own_gradient(view: View, round_index: int, client: str) -> Tensor | None:
     upload = upload_of(view, round_index, client)
     if isinstance(upload, MaskedUpload):
         upload = stripped_upload(view, round_index, client, {})
-    return None if upload is None else view.server_round(round_index).gradient_of(upload)
+    return None if upload is None else view.server_round(round_index).gradient_of(upload, client)
 
 
 def sum_gradient(view: View, round_index: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -133,7 +133,8 @@ def adaptive_reading(view: View, round_index: int, known: Suspicion) -> float:
         first, second = (one.terms[0].double() for one in uploads if one is not None)
         return _cosine(first - second, _expected(view, round_index, _sent(view, round_index), known, sent=True))
     held = view.server_round(round_index)
-    first, second = (held.gradient_of(one) for one in uploads if one is not None)
+    named = zip(uploads, (known.first, known.second), strict=True)
+    first, second = (held.gradient_of(one, name) for one, name in named if one is not None)
     return _cosine(first - second, _expected(view, round_index, held.parameters, known, sent=False))
 
 
