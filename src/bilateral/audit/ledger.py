@@ -141,5 +141,22 @@ _LINES = (
         "a server that sees sums alone learns nothing about one client's data (the papers' server draws its blinders)",
         _NO_EXCHANGE,
     ),
+    LedgerLine(
+        17,
+        "what two parties of sealed training learn who tell each other what they know: a client and its dealer the model "
+        "of a round, the server and a client's dealer that client's batch",
+        _NOBODY,
+        "no claim is made for those who collude",
+        "federation.dealer = a party without data that both trust",
+    ),
+    LedgerLine(
+        18,
+        "samples out of a sum, to a server that crafts the model, or sends each client another one",
+        _NOBODY,
+        "the server is taken to follow the protocol",
+        'noise.mechanism = "sound" bounds what a sum tells about one sample; larger sums blur it',
+    ),
 )
+SEALED_LINE: Final = 17
+CRAFTED_LINE: Final = 18
 LEDGER: Final = {line.number: line for line in _LINES}
