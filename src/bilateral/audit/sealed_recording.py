@@ -1,6 +1,6 @@
 """Sealed runs, cut into what each party has of their steps (`sealed_views`). Attacks never get this far.
 
-In a simulation all secrets follow from the plan's seed: a client's keys are made again, to open the boxes that it opened.
+In a simulation all secrets follow from the plan's seed: a client's keys are made again, to open its boxes.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class _NotingSecond(Second):
 
 
 def replayed(seen: SeenStep) -> tuple[Event, ...]:
-    """The client's or the server's own work done again, so that all it heard has its name; nothing for who is neither."""
+    """The client's or the server's own work done again, so that all it heard has its name; nothing for others."""
     terms = seen.terms
     if seen.batch is not None and seen.dealer_and_client is not None and seen.server_and_client is not None:
         role = _NotingSecond(

@@ -68,7 +68,7 @@ class SealedMatch:
         return replace(
             seen,
             weights=tuple(layer.weight for layer in layers),
-            told_by_client=(inputs, *seen.told_by_client[1:]),
+            told_by_client=(inputs.reshape(seen.told_by_client[0].shape), *seen.told_by_client[1:]),
         )
 
 

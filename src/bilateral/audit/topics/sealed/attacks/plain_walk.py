@@ -19,7 +19,7 @@ from bilateral.protocols.share.training.terms import StepTerms
 
 @dataclass(frozen=True, repr=False)
 class Walked:
-    """`signs`: [x >= 0] of every comparison in order, flat. `deltas`: of every linear layer that trains, in the ring."""
+    """`signs`: [x >= 0] of every comparison in order, flat. `deltas`: of every layer that trains, in the ring."""
 
     inputs: Tensor
     signs: tuple[Tensor, ...]

@@ -88,8 +88,9 @@ def _left(sight: _Sight, world: int) -> Iterator[tuple[Place, Tensor]]:
     """Masked words less this world's prediction of them."""
     for client, seen in sight.steps.items():
         if sight.of_batches and seen.told_by_client:
-            batch = sight.worlds.batches[world]
-            yield (client, 0), seen.told_by_client[0] - encode_batch(seen.terms, batch.inputs, batch.targets)[0]
+            batch, told = sight.worlds.batches[world], seen.told_by_client[0]
+            inputs, _ = encode_batch(seen.terms, batch.inputs, batch.targets)
+            yield (client, 0), told - inputs.reshape(told.shape)
         elif not sight.of_batches and seen.weights:
             layers = sight.worlds.layers[world]
             for number, (weights, layer) in enumerate(zip(seen.weights, layers, strict=True)):
@@ -117,7 +118,7 @@ def _masks(sight: _Sight, place: Place, left: Tensor) -> Iterator[Tensor]:
         yield from weight_mask_guesses(sight.view, seen, place[1])
         return
     yield left.new_zeros(())
-    for mask in mask_guesses(sight.view, seen, "value mask", 0, left.shape):
+    for mask in mask_guesses(sight.view, seen, "value mask", seen.terms.source_values[0], left.shape):
         yield -mask
 
 
