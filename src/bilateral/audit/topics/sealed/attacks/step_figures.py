@@ -56,5 +56,7 @@ def _named(seen: SeenStep, role: str) -> Iterator[Part]:
         yield Part(f"{role} {event.name}", place, event.words.reshape(-1)[:_MOST_WORDS])
     if seen.told_by_client and seen.dealer_and_client is not None:
         first = seen.told_by_client[0]
-        bare = first + stream(seen.terms, seen.dealer_and_client, "value mask", seen.terms.source_values[0]).words(*first.shape)
+        bare = first + stream(seen.terms, seen.dealer_and_client, "value mask", seen.terms.source_values[0]).words(
+            *first.shape
+        )
         yield Part(f"{role} first input", 0, bare.reshape(-1)[:_MOST_WORDS])
