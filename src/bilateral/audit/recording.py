@@ -25,7 +25,7 @@ from bilateral.engine.transcript import Transcript
 from bilateral.errors import ThresholdError
 from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts, Exchange
-from bilateral.learning.halves import OpenedRound, Preparation, PreparingHalf
+from bilateral.learning.halves import OpenedRound, Preparation, PreparingHalf, ServerHalf
 from bilateral.learning.problem import Problem
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
@@ -148,16 +148,18 @@ def record(
     keep: Collection[int] | None = None,
     on_round: Callable[[int, int], None] | None = None,
     before_round: Callable[[int, nn.Module], None] = lambda _round_index, _model: None,
+    played_by: Callable[[ServerHalf], ServerHalf] = lambda half: half,
 ) -> Recording:
     """Run the plan in this process, by the real parties, and keep all messages of the rounds in `keep` (all, if None).
 
     Messages of the set-up (round -1) are always kept. `on_round` is called with (rounds done, rounds in all).
-    `before_round` may change the server's model: worlds that differ in it.
+    `before_round` may change the server's model: worlds that differ in it. `played_by` makes a dishonest server of the
+    plan's.
     """
     blueprint = make_blueprint(plan, federation)
     training = blueprint.server()
     initial = copy.deepcopy(training.model)
-    observed = _observed(audited(training.server))
+    observed = _observed(audited(played_by(training.server)))
     training.server = observed
     transcript = Transcript(keep_messages=True)
     rate = plan.federation.dropout

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from bilateral.audit.experiment import Experiment
-from bilateral.audit.topics.sealed import sealed_models, sealed_worlds
+from bilateral.audit.topics.sealed import crafted_models, sealed_models, sealed_worlds
 
-EXPERIMENTS: Final[tuple[Experiment, ...]] = (sealed_models.EXPERIMENT, sealed_worlds.EXPERIMENT)
+EXPERIMENTS: Final[tuple[Experiment, ...]] = (
+    sealed_models.EXPERIMENT,
+    sealed_worlds.EXPERIMENT,
+    crafted_models.EXPERIMENT,
+)
