@@ -143,8 +143,8 @@ _LINES = (
     ),
     LedgerLine(
         17,
-        "what two parties of sealed training learn who collude: a client and its dealer a round's model, the server and "
-        "a client's dealer that client's batch",
+        "what two parties of sealed training learn who collude: a client and its dealer a round's model, the server "
+        "and a client's dealer that client's batch",
         _NOBODY,
         "no claim is made for those who collude",
         "federation.dealer = a party without data that both trust",

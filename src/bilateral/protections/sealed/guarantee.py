@@ -51,7 +51,7 @@ def sealed_guarantee(dealer: str | None) -> Guarantee:
         Leak("the architecture, the loss, and every client's number of samples and size of batches", "everyone", LINE),
         Leak("the model of a round, if they tell each other what they know", whom, LINE),
         Leak("that client's batch of a round, if they tell each other what they know", batch, LINE),
-        Leak("samples out of the sum, by a model that it crafts for that, and one client's gradient, by sending the others "
-             "other weights: clients see no weights", "a server that does not follow the protocol", CRAFTED_LINE),
+        Leak("samples out of the sum, by a model that it crafts for that, and one client's gradient, by sending the "
+             "others other weights: clients see none", "a server that does not follow the protocol", CRAFTED_LINE),
     )  # fmt: skip
     return Guarantee("sealed training", claims, leaks)

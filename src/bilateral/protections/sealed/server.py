@@ -165,7 +165,7 @@ class SealedServer:
         return self.recover_one(total)
 
     def recover_one(self, total: Aggregate) -> RecoveredUpdate:
-        """Of any sum of words of the last round, also of one upload alone, with this server's parts of whoever is in it."""
+        """Of any sum of words of the last round, also of one upload alone, with its parts of whoever is in it."""
         words = total.terms[0].clone()
         for name in total.contributors:
             words += self._own_parts[name]

@@ -1,13 +1,13 @@
 """Ledger line 18: samples out of a sum, by a server that crafts the model or sends clients different ones.
 
-| row                      | target                      | positive control             | negative control               |
-|--------------------------|-----------------------------|------------------------------|--------------------------------|
-| bins                     | sealed; and ring masks      | FedSGD, one client's upload  | the same reading, plan's model |
-| bins, one class fished   | sealed; and ring masks      | FedSGD, one client's upload  | the same reading, plan's model |
-| one client's own weights | sealed                      | FedSGD, its upload           | the mean of the sum            |
+| row                      | target                 | positive control            | negative control               |
+|--------------------------|------------------------|-----------------------------|--------------------------------|
+| bins                     | sealed; and ring masks | FedSGD, one client's upload | the same reading, plan's model |
+| bins, one class fished   | sealed; and ring masks | FedSGD, one client's upload | the same reading, plan's model |
+| one client's own weights | sealed                 | FedSGD, its upload          | the mean of the sum            |
 
-Reported as they are: a client cannot inspect a sealed model, and need not be able to tell a crafted one where it can. The
-curve has what larger sums do, and sound noise.
+Reported as they are: a client cannot inspect a sealed model, and need not be able to tell a crafted one where it can.
+The curve has what larger sums do, and sound noise.
 """
 
 from __future__ import annotations
@@ -91,10 +91,9 @@ class _Bench:
         for kept in recording.server_rounds:
             names = kept.total.contributors
             index = kept.round_index
+            sources: list[tuple[tuple[str, ...], Tensor]] = [(names, kept.recovered())]
             if alone:
                 sources = [((name,), _upload_gradient(recording, index, name)) for name in names]
-            else:
-                sources = [(names, kept.recovered())]
             for who, gradient in sources:
                 candidates = read_bins(recording.graph, self.layer, gradient)
                 samples = [

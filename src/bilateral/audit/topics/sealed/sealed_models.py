@@ -1,11 +1,11 @@
 """What a client makes of the models of sealed rounds: nothing, where the same attacks succeed without sealing.
 
-| row                    | a trial         | what is attacked                                                              |
-|------------------------|-----------------|-------------------------------------------------------------------------------|
-| the function           | a round         | agreement on unseen samples                                                   |
-| parameters             | a round         | relative error                                                                |
-| softmax values         | a round         | of the client's own samples                                                   |
-| membership             | a run           | other clients' samples, by the outputs and by networks on layers              |
+| row                    | a trial | what is attacked                                                     |
+|------------------------|---------|----------------------------------------------------------------------|
+| the function           | a round | agreement on unseen samples                                          |
+| parameters             | a round | relative error                                                       |
+| softmax values         | a round | of the client's own samples                                          |
+| membership             | a run   | other clients' samples, by the outputs and by networks on layers     |
 
 The models are the same in all conditions (`sealed_twins`): trained by FedSGD until they have memorised their samples.
 Positive controls: FedSGD, and perturbation with its group secrets fitted. Negative: a client that is sent random words.

@@ -22,6 +22,7 @@ from bilateral.data import Split
 from bilateral.engine.setup import initial_model
 from bilateral.protocols.share.training.parties import encode_batch
 from bilateral.protocols.transport import SERVER
+from bilateral.randomness import Randomness
 
 LARGER: Final = 1.5
 """The second model's weights beside freshly drawn ones: worlds should be far apart."""
@@ -92,20 +93,17 @@ def play_sealed(
         sealed,
         {index: models[index] for index in match.worlds},
         dict(match.worlds),
-        _worlds(sealed, match, states, models),
+        _worlds(sealed, match, states),
         table.names[0],
     )
 
 
-def _worlds(
-    sealed: SealedRecording, match: Match, states: Sequence[dict[str, torch.Tensor]], models: list[int]
-) -> Worlds:
+def _worlds(sealed: SealedRecording, match: Match, states: Sequence[dict[str, torch.Tensor]]) -> Worlds:
     model = initial_model(match.recording.plan, match.recording.problem)
     layers = {}
     for which, state in enumerate(states):
         model.load_state_dict(state)
         layers[which] = sealed.network.trainable.encode(model)
-    del models
     size = len(match.recording.batches[match.table.names[0], next(iter(match.worlds))])
     batches = {which: _first(sealed, one, size) for which, one in enumerate((match.table.x, match.table.y))}
     return Worlds(layers, batches)
@@ -116,5 +114,5 @@ def _first(sealed: SealedRecording, split: Split, size: int) -> Split:
     return Split(sealed.network.through_front(state, split.inputs[:size]), split.targets[:size])
 
 
-def _coins(randomness: object, count: int) -> list[int]:
-    return [int(value) for value in randomness.uniform(count) < 0.5]  # type: ignore[attr-defined]
+def _coins(randomness: Randomness, count: int) -> list[int]:
+    return [int(value) for value in randomness.uniform(count) < 0.5]

@@ -37,8 +37,6 @@ SUCCESS: Final = 0.9
 COINS_A_ROUND: Final = 10
 """In the negative control: each toss is a fair guess of its own."""
 _PLAYING: Final = 0.8
-View = Callable[[SealedMatch], SealedView]
-Guess = Callable[[View], list[int]]
 
 
 def run(context: Context) -> Sequence[Evidence]:
@@ -51,7 +49,9 @@ def run(context: Context) -> Sequence[Evidence]:
     evidence: list[Evidence] = []
     for number, adversary in enumerate(every):
         context.on_progress(_PLAYING + (1 - _PLAYING) * number / len(every), f"sealed worlds: {adversary.name}")
-        evidence += _evidence(context, adversary, own, real)
+        if adversary.tests != SEALED_LINE:  # those who collude need not learn
+            evidence += [learned(context, adversary, own, real, adaptive=adaptive) for adaptive in (False, True)]
+        evidence.append(matched(context, adversary, real))
     context.on_progress(1.0, "sealed worlds: done")
     return evidence
 
@@ -61,62 +61,75 @@ def _telling(context: Context, seed: int, note: str) -> Callable[[int, int], Non
     return lambda done, rounds: context.on_progress(start + 0.5 * _PLAYING * done / rounds, note)
 
 
-def _evidence(context: Context, adversary: Adversary, own: SealedMatch, real: SealedMatch) -> list[Evidence]:
-    metric = BATCHES if adversary.of_batches else MODELS
-    draws = context.randomness("sealed worlds", "ties", adversary.name, int(adversary.of_batches))
+def matched(context: Context, adversary: Adversary, real: SealedMatch) -> Evidence:
+    """Guesses by matching."""
+    draws = context.randomness("sealed worlds", "ties", *_labels(adversary))
 
-    def matched(view: View) -> list[int]:
-        return guess_worlds(view(real), real.suspect, real.rounds, real.worlds, draws, of_batches=adversary.of_batches)
+    def guess(view: SealedView) -> list[int]:
+        return guess_worlds(view, real.suspect, real.rounds, real.worlds, draws, of_batches=adversary.of_batches)
 
-    def learned(view: View, *, adaptive: bool) -> list[int]:
-        examples, shown = (figures_of(view(m), m.suspect, m.rounds, adaptive=adaptive) for m in (own, real))
+    seen = "masked words less what each world predicts, signs, corrections; all masks that its seeds give"
+    return _evidence(context, adversary, real, guess, ("matching in the ring", seen), adaptive=True)
+
+
+def learned(
+    context: Context, adversary: Adversary, own: SealedMatch, real: SealedMatch, *, adaptive: bool
+) -> Evidence:
+    """Guesses by a classifier that learned from rounds whose worlds the attacker knows, for it played them."""
+
+    def guess(view: SealedView) -> list[int]:
+        is_bare = view is not real.view(adversary)
+        taught = own.bare_view(adversary) if is_bare else own.view(adversary)
+        examples, shown = (
+            figures_of(one, match.suspect, match.rounds, adaptive=adaptive)
+            for one, match in ((taught, own), (view, real))
+        )
         return guess_by_figures(examples, list(own.truth(adversary).values()), shown)
 
-    def right(guesses: Sequence[int], truths: Sequence[Sequence[int]]) -> tuple[float, ...]:
-        return tuple(float(a == b) for truth in truths for a, b in zip(guesses, truth, strict=True))
-
-    truth = list(real.truth(adversary).values())
-    coins = context.randomness("sealed worlds", "coins", adversary.name, int(adversary.of_batches))
-    tossed = [[int(v) for v in coins.child(n).uniform(len(truth)) < 0.5] for n in range(COINS_A_ROUND)]
-    ways: list[tuple[str, str, bool, Guess]] = [
-        ("means of what is received", "all messages as they are", False, lambda view: learned(view, adaptive=False)),
-        (
+    words = ("means of what is received", "all messages as they are")
+    if adaptive:
+        words = (
             "classifier on every bit of the view, trained on rounds of its own",
             "all messages of two rounds, with its own masks taken off",
-            True,
-            lambda view: learned(view, adaptive=True),
-        ),
-        (
-            "matching in the ring",
-            "masked words less what each world predicts, signs, corrections; all masks that its seeds give",
-            True,
-            matched,
-        ),
-    ]
-    if adversary.tests == SEALED_LINE:
-        ways = ways[-1:]
-    evidence = []
-    for name, seen, adaptive, guess in ways:
-        guesses = guess(lambda match: match.view(adversary))
-        bare = guess(lambda match: match.bare_view(adversary))
-        evidence.append(
-            with_controls(
-                adversary.tests,
-                adversary.name,
-                name,
-                seen,
-                Gate(metric, SUCCESS),
-                target=_condition(
-                    metric, f"a suspected client of {len(real.sealed.recording.shares)}", right(guesses, [truth])
-                ),
-                positive=_condition(metric, "the same words without masks", right(bare, [truth])),
-                negative=_condition(metric, "worlds by the toss of a coin", right(guesses, tossed)),
-                adaptive=adaptive,
-                paired=False,
-                remark="a trial is a round; the attacker knows both models and both batches",
-            )
         )
-    return evidence
+    return _evidence(context, adversary, real, guess, words, adaptive=adaptive)
+
+
+def _evidence(
+    context: Context,
+    adversary: Adversary,
+    real: SealedMatch,
+    guess: Callable[[SealedView], list[int]],
+    words: tuple[str, str],
+    *,
+    adaptive: bool,
+) -> Evidence:
+    metric = BATCHES if adversary.of_batches else MODELS
+    truth = list(real.truth(adversary).values())
+    coins = context.randomness("sealed worlds", "coins", *_labels(adversary))
+    tossed = [[int(v) for v in coins.child(n).uniform(len(truth)) < 0.5] for n in range(COINS_A_ROUND)]
+    guesses, bare = guess(real.view(adversary)), guess(real.bare_view(adversary))
+    others = len(real.sealed.recording.shares) - 1
+    return with_controls(
+        adversary.tests,
+        adversary.name,
+        *words,
+        Gate(metric, SUCCESS),
+        target=_condition(metric, f"a client among {others} others", _right(guesses, [truth])),
+        positive=_condition(metric, "the same words without masks", _right(bare, [truth])),
+        negative=_condition(metric, "worlds by the toss of a coin", _right(guesses, tossed)),
+        adaptive=adaptive,
+        paired=False,
+        remark="a trial is a round; the attacker knows both models and both batches",
+    )
+
+
+def _right(guesses: Sequence[int], truths: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    return tuple(float(a == b) for truth in truths for a, b in zip(guesses, truth, strict=True))
+
+
+def _labels(adversary: Adversary) -> tuple[str, int]:
+    return adversary.name, int(adversary.of_batches)
 
 
 def _condition(metric: Metric, what: str, values: tuple[float, ...]) -> Condition:

@@ -30,7 +30,7 @@ WEIGHED: Final = Metric("weights told from another", "high", is_rate=True, digit
 def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
     """What this adversary finds by matching; nothing where it cannot, or where no claim is about it.
 
-    In sealed training an upload is one of two parts, and follows from no batch: `sealed_worlds` has what there is to match.
+    In sealed training an upload is one of two parts, and follows from no batch: `sealed-worlds` matches what there is.
     """
     if context.plan.traits.computes_on_shares:
         return []

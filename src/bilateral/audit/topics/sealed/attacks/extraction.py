@@ -1,9 +1,9 @@
-"""The model that a client makes of a sealed round, and what pairs that collude make of it. Attacks on models go on from it.
+"""The model that a client makes of a sealed round, and what pairs that collude make of it: attacks on models go on.
 
 A client has weights under a mask. Naive: it takes the words for weights. Adaptive: it takes off, layer by layer, every
 mask that its seeds give (of all steps that it has a part of), and keeps what looks most like weights. Biases are never
-sent. With its dealer's seed it has them too: it knows what every layer was given and what came of it, since the server's
-blinds are the dealer's, and fits biases to that.
+sent. With its dealer's seed it has them too: the server's blinds are the dealer's, so it knows what every layer was
+given and what came of it, and fits biases to that.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ def _fit_biases(network: nn.Module, inputs: Tensor, values: dict[int, Tensor], o
     biases = [module.bias for module in layers if module.bias is not None]
     read: dict[int, Tensor] = {}
     handles = [
-        module.register_forward_pre_hook(lambda _, args, place=place: read.update({place: args[0]}))  # type: ignore[misc]
+        module.register_forward_pre_hook(lambda _, args, place=place: read.update({place: args[0]}))
         for place, module in enumerate(layers)
     ]
     optimiser = torch.optim.LBFGS(biases, max_iter=_FIT_STEPS, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
+    def closure() -> float:
         optimiser.zero_grad()
         found = network(inputs)
         found = found.log_softmax(1) if loss == "ce" else found
@@ -153,8 +153,8 @@ def _fit_biases(network: nn.Module, inputs: Tensor, values: dict[int, Tensor], o
         lost = (found - wanted).square().mean()
         for place, value in values.items():
             lost = lost + (read[place].reshape(value.shape) - value).square().mean()
-        lost.backward()  # type: ignore[no-untyped-call]
-        return lost
+        lost.backward()
+        return float(lost)
 
     try:
         optimiser.step(closure)  # type: ignore[no-untyped-call]
