@@ -24,7 +24,7 @@ from bilateral.protocols.share.training.parties import encode_batch
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness
 
-LARGER: Final = 1.5
+LARGER: Final = 3.0
 """The second model's weights beside freshly drawn ones: worlds should be far apart."""
 
 
