@@ -5,7 +5,15 @@ from hypothesis import strategies as st
 
 from bilateral.data import Split
 from bilateral.errors import DataError
-from bilateral.learning.client import BatchSchedule, invited_clients, prepare_targets, reordered, sample_clients
+from bilateral.learning.client import (
+    BatchSchedule,
+    batch_size_in,
+    invited_clients,
+    largest_batch_size,
+    prepare_targets,
+    reordered,
+    sample_clients,
+)
 from bilateral.randomness import SeededRandomness
 
 
@@ -72,3 +80,12 @@ def test_whom_a_run_invites_follows_from_its_seed_and_the_round_alone():
     assert rounds == [sample_clients(names, 0.3, round_index, draws) for round_index in range(6)]
     assert rounds[5] == invited_clients(names, 0.3, 4, 5)  # whatever was asked before
     assert rounds != [invited_clients(names, 0.3, 5, round_index) for round_index in range(6)]
+
+
+@pytest.mark.parametrize("num_samples", [1, 7, 8, 9, 31, 64])
+@pytest.mark.parametrize("batch_size", [0, 1, 3, 8, 100])
+def test_the_size_of_a_batch_is_known_without_its_samples(num_samples, batch_size):
+    schedule = BatchSchedule(num_samples, batch_size, SeededRandomness(0))
+    sizes = [len(schedule.batch(round_index)) for round_index in range(2 * num_samples)]
+    assert [batch_size_in(num_samples, batch_size, number) for number in range(2 * num_samples)] == sizes
+    assert largest_batch_size(num_samples, batch_size) == max(sizes)

@@ -143,18 +143,17 @@ _LINES = (
     ),
     LedgerLine(
         17,
-        "what two parties of sealed training learn who collude: a client and its dealer a round's model, the server "
-        "and a client's dealer that client's batch",
+        "sealed training: what is public, and what two parties learn that tell each other what they know",
         _NOBODY,
-        "no claim is made for those who collude",
-        "federation.dealer = a party without data that both trust",
+        "no paper here has it",
+        "a dealer of its own (federation.dealer) that tells nobody anything",
     ),
     LedgerLine(
         18,
-        "samples out of a sum, to a server that crafts the model, or sends each client another one",
+        "samples out of a sum, to a server that crafts the model, or sends clients different ones",
         _NOBODY,
         "the server is taken to follow the protocol",
-        'noise.mechanism = "sound" bounds what a sum tells about one sample; larger sums blur it',
+        'noise.mechanism = "sound" bounds what a sum tells about one sample (not with sealed training); larger sums blur it',
     ),
 )
 SEALED_LINE: Final = 17

@@ -60,7 +60,7 @@ class LocalSites:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        names = member_names(self.plan)
+        names = self.plan.parties(member_names(self.plan))
         self.desks = {name: self.desk(name) for name in names if self.here is None or name in self.here}
 
     def desk(self, name: str, plan: object = None) -> SiteDesk:
@@ -68,7 +68,7 @@ class LocalSites:
         return SiteDesk(
             name,
             chosen,
-            lambda briefing: SimulatedSecrets(chosen.seed, briefing.members, briefing.term),
+            lambda briefing: SimulatedSecrets(chosen.seed, chosen.parties(briefing.members), briefing.term),
             version=VERSION,
             reference=self.reference,
         )

@@ -21,7 +21,8 @@ class OwnSites(LocalSites):
     """Sites with identities and secrets of their own; `lie` changes what one of them is told."""
 
     def __post_init__(self):
-        self.identities = {name: Identity.generate(SecureRandomness()) for name in member_names(self.plan)}
+        names = self.plan.parties(member_names(self.plan))
+        self.identities = {name: Identity.generate(SecureRandomness()) for name in names}
         self.pinned = {name: identity.public_bytes for name, identity in self.identities.items()}
         self.lie = lambda site, briefing: briefing
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Whole sealed runs in one process: resumed, with dropouts, by a named dealer, of some networks; and what is refused."""
+"""Whole sealed runs in one process: resumed, with dropouts, by a named dealer, of some networks; what is refused."""
 
 import json
 
@@ -120,6 +120,62 @@ def with_sigmoid(input_shape, num_outputs):
     return torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(size, 8), torch.nn.Sigmoid(), torch.nn.Linear(8, num_outputs)
     )
+
+
+def with_front(input_shape, num_outputs):
+    """A frozen convolution, which clients compute in the clear, and a head that trains."""
+    front = torch.nn.Conv2d(input_shape[0], 4, 3, padding=1)
+    front.requires_grad_(False)
+    size = 4 * input_shape[1] * input_shape[2]
+    return torch.nn.Sequential(
+        front,
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(size, 8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, num_outputs),
+    )
+
+
+def with_frozen_norm(input_shape, num_outputs):
+    """BatchNorm in evaluation mode is linear, and folded."""
+    norm = torch.nn.BatchNorm2d(4).eval()
+    norm.requires_grad_(False)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(input_shape[0], 4, 3, padding=1),
+        norm,
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4 * input_shape[1] * input_shape[2], num_outputs),
+    )
+
+
+@pytest.mark.parametrize("network", ["with_front", "with_frozen_norm"])
+def test_what_is_frozen_is_public_or_folded_and_the_rest_trains(network, tmp_path):
+    settings = {"data.name": "digits", "model.name": f"{__name__}:{network}", "model.options": {}}
+    result = run(plan_of(**{**settings, "training.loss": "ce", "training.rounds": 2}), save=False)
+    assert result.difference_to_fedavg < 1e-5
+    frozen = [name for name, p in result.model.named_parameters() if not p.requires_grad]
+    assert frozen
+
+
+def with_dropout(input_shape, num_outputs):
+    size = torch.Size(input_shape).numel()
+    return torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.Linear(size, 32),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.25),
+        torch.nn.Linear(32, num_outputs),
+    )
+
+
+def test_dropout_is_drawn_by_the_two_parties_and_the_network_learns():
+    settings = {"data.name": "digits", "model.name": f"{__name__}:with_dropout", "model.options": {}}
+    plan = plan_of(**{**settings, "training.loss": "ce", "training.rounds": 25, "training.learning_rate": 0.1})
+    result = run(plan, save=False, reference=False)
+    assert result.recovery.error < 1e-2
+    assert result.metrics["test_accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("name", ["client-1", "server"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -13,12 +13,9 @@ from bilateral.errors import ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.share.circuit.description import ChannelDropout, Circuit, Dropout
 from bilateral.protocols.share.circuit.trainable import TrainableModel, compile_trainable
-from bilateral.protocols.share.training.bounds import limits_for
-from bilateral.protocols.share.training.parties import encode_batch
-from bilateral.protocols.share.training.plain import plain_step
 from bilateral.protocols.share.training.roles import FirstModel
+from bilateral.protocols.share.training.sizing import sized
 from bilateral.protocols.share.training.terms import StepTerms
-from bilateral.randomness import SeededRandomness
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,8 +78,7 @@ class SealedNetwork:
 
     def with_limits(self, first: FirstModel, terms: StepTerms, through: Tensor, num_clients: int) -> FirstModel:
         """Limits that follow from what the server's own examples (behind the front) show, for steps of these terms."""
-        norms = plain_step(terms, first, *self._examples(terms, through))[1]
-        return replace(first, limits=limits_for(terms, first.layers, norms, num_clients))
+        return sized(terms, first, first.layers, through, num_clients)
 
     def gradient(self, model: nn.Module, terms: StepTerms, words: Tensor) -> Tensor:
         """Of all parameters, flat (float64), from the words of both parties; zeros where nothing trains."""
@@ -94,13 +90,6 @@ class SealedNetwork:
             },
             torch.float64,
         )
-
-    def _examples(self, terms: StepTerms, through: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch of this size of the server's own, with targets that say nothing."""
-        draws, size = SeededRandomness(0, "examples of a sealed step"), terms.batch_size
-        places = torch.arange(size) % len(through)
-        wanted = draws.normal(size, terms.circuit.output.size)
-        return encode_batch(terms, through[places], wanted.argmax(1) if terms.loss == "ce" else wanted)
 
     @cached_property
     def _front_names(self) -> tuple[str, ...]:

@@ -154,9 +154,10 @@ class SiteDesk(SiteEdge):
             raise ProtocolError("The briefing names a site twice, or not every site's number of samples.")
         if counts.get(self.name) != told:
             raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
-        problem = _problem(briefing, share, self._plan)
-        if briefing.loss != loss_of(self._plan, problem.task):
+        task = cast("Task", briefing.task) if share is None else share.task
+        if briefing.loss != loss_of(self._plan, task):
             raise ProtocolError(f"The server says loss {briefing.loss!r}, which is not the plan's.")
+        problem = _problem(briefing, share, self._plan)
         if share is not None:
             problem.check_share(self.name, share)
         shares = {} if share is None else {self.name: share}

@@ -94,7 +94,8 @@ def _exponential(role: Role, x: Tensor) -> Gate:
 
 def _coefficient(degree: int) -> int:
     """Of Taylor's polynomial of e^y around -1/2."""
-    return round(math.exp(-0.5) / math.factorial(degree) * 2**SOFTMAX_BITS)
+    found: int = round(math.exp(-0.5) / math.factorial(degree) * 2**SOFTMAX_BITS)
+    return found
 
 
 def _inverse(role: Role, total: Tensor, num_classes: int) -> Gate:
@@ -111,4 +112,6 @@ def _inverse(role: Role, total: Tensor, num_classes: int) -> Gate:
 def num_factors(num_classes: int) -> int:
     """So many of (1 + e)(1 + e^2)(1 + e^4) ... leave an error of 2^-20, for the largest e there can be."""
     largest = (num_classes - 1) / (num_classes + 1)
-    return max(1, math.ceil(math.log2(math.log(_INVERSE_ERROR) / math.log(largest)))) if largest > 0 else 1
+    if largest == 0:
+        return 1
+    return max(1, math.ceil(math.log2(math.log(_INVERSE_ERROR) / math.log(largest))))

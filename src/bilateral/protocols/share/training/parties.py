@@ -1,7 +1,7 @@
 """One step of one client, party by party: what a caller needs to carry out `script` over whatever carries messages.
 
-`deal` is the dealer's; `FirstParty` and `SecondParty` give the work that a `talk.Speaker` runs. Every seed is used for one
-step: whoever makes them never makes one twice, and a second party takes one step for each.
+`deal` is the dealer's; `FirstParty` and `SecondParty` give the work that a `talk.Speaker` runs. Every seed is used for
+one step: whoever makes them never makes one twice, and a second party takes one step for each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class FirstParty:
 
     def work(self) -> Work[Tensor]:
         """The step; its part of the gradient."""
-        return (yield from step(First(self._terms, self._model, *self._seeds), None, None))
+        found: Tensor = yield from step(First(self._terms, self._model, *self._seeds), None, None)
+        return found
 
 
 class SecondParty:
@@ -80,7 +81,7 @@ class SecondParty:
     def work(self, inputs: Tensor, targets: Tensor) -> Work[Tensor]:
         """The step on this batch; its part of the gradient. Targets: classes (int64), or numbers for MSE."""
         encoded, wanted = encode_batch(self._terms, inputs, targets)
-        found = yield from step(self._role, encoded, wanted)
+        found: Tensor = yield from step(self._role, encoded, wanted)
         self._role.expect_all_used()
         return found
 

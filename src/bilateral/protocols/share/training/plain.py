@@ -12,7 +12,7 @@ from torch import Tensor
 from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.training.roles import Bit, FirstModel, Gate, Masked, Role, in_groups
+from bilateral.protocols.share.training.roles import Bit, Blinded, FirstModel, Gate, Masked, Norm, Role
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import StepTerms
 
@@ -23,8 +23,8 @@ class Plain(Role):
     def __init__(self, terms: StepTerms, model: FirstModel, dropout: bytes | None = None) -> None:
         super().__init__(terms)
         self._model, self._dropout = model, dropout
-        self.group_norms: dict[str, float] = {}
-        """Of what is watched, the largest Euclidean norm of a group, in units of the last place."""
+        self.norms: dict[str, float] = {}
+        """Of values and deltas that make a gradient, the largest Euclidean norm of a channel."""
 
     def constant(self, x: Tensor, value: int) -> Tensor:
         return x + value
@@ -67,21 +67,30 @@ class Plain(Role):
         return _PlainBit(x)
         yield
 
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
-        del source
-        return weight_gradient(self.terms.linear_steps[layer], delta.part, value.part)
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        del purpose, number
+        channels = masked.part.transpose(0, 1).flatten(1).double() * 2.0**-norm.fraction_bits
+        self.norms[norm.label] = float(channels.norm(dim=1).max())
+        return Blinded(masked, masked.part)
+        yield
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        return weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
         yield
 
     def watch(self, label: str, x: Tensor) -> None:
-        self.group_norms[label] = float(in_groups(x).double().norm(dim=1).max())
+        """Nobody needs to: here one can look."""
 
     def _sums(self, groups: Tensor, number: int) -> Tensor:
+        del groups, number
         raise AssertionError("nothing is summed in the clear")
 
-    def _limits(self) -> int:
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
+        del labelled
         raise AssertionError("nothing is limited in the clear")
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
+        del share
         raise AssertionError("nothing is opened in the clear")
 
     def settle(self) -> Generator[Any, Any, int]:
@@ -107,10 +116,10 @@ class _PlainBit(Bit):
 def plain_step(
     terms: StepTerms, model: FirstModel, inputs: Tensor, targets: Tensor, dropout: bytes | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The gradient's words (`StepTerms.decode`) of an encoded batch, and the norms of what is watched."""
+    """The gradient's words (`StepTerms.decode`) of an encoded batch, and the largest norms of channels."""
     role = Plain(terms, model, dropout)
     words = run(step(role, inputs, targets))
-    return words, role.group_norms
+    return words, role.norms
 
 
 def _nearest(x: Tensor, shift: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The gates of a training step, as each of the three parties does them.
 
-`script` is the step: which gate follows which. All three walk it, each with a role of its own, so that they agree on the
-order of gates without a word:
+`script` is the step: which gate follows which. All three walk it, each with a role of its own, so that they agree on
+the order of gates without a word:
 
 | role | has | yields |
 |---|---|---|
@@ -13,7 +13,8 @@ A mask is drawn from a stream that is named by its gate (a number that counts ga
 stream is read once. Guarantee (`tests/protocols/share/training/test_views.py`): all that a party hears is under a mask
 that is uniform, drawn for it alone, and unknown to it, but for the one number that `settle` opens.
 
-Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is dealt.
+Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
+dealt.
 """
 
 from __future__ import annotations
@@ -32,20 +33,24 @@ from bilateral.errors import MalformedMessageError
 from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
+from bilateral.protocols.share.gates.arrays import rows
 from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
-from bilateral.protocols.share.ring.arithmetic import LinearMap, prepare_linear
+from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.ring.threads import in_parts
 from bilateral.protocols.share.training.terms import StepTerms
 
 Gate = Generator[Any, Any, Tensor]
-GROUP: Final = 4096
+GROUP: Final = 8192
 """So many numbers are added up, with random signs, to be watched together."""
 NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""
+NORM_BITS: Final = 10
+"""Fraction bits of numbers whose squares are added up."""
 _SUM_BITS: Final = 60
-"""Sums of numbers that a truncation gave are below 2^(44 + 12), whatever happened before it."""
+"""Sums of numbers that a truncation gave are below 2^(44 + 13), whatever happened before it."""
 _DEALER_PIECE: Final = torch.device("meta")
 
 
@@ -72,6 +77,27 @@ class Masked:
     part: Tensor
 
 
+@dataclass(frozen=True, repr=False)
+class Blinded:
+    """A masked value, and what goes to the second party of the first's part: the part under a mask (or the mask)."""
+
+    masked: Masked
+    told: Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A value whose channels have a norm that is limited. `label` names it."""
+
+    label: str
+    fraction_bits: int
+
+    @property
+    def shift(self) -> int:
+        """So many bits are cut off before numbers are squared: `NORM_BITS` fraction bits are left."""
+        return self.fraction_bits - NORM_BITS
+
+
 class Role(ABC):
     """What `script` asks of a party. Values are shares, batch first; `Dealing` has their shapes alone."""
 
@@ -81,6 +107,7 @@ class Role(ABC):
         """Fraction bits of what comes back to each linear layer."""
         self._num_gates = 0
         self._watched: list[tuple[str, Tensor]] = []
+        self._norms: list[tuple[str, Tensor]] = []
 
     # What needs no message.
 
@@ -123,7 +150,14 @@ class Role(ABC):
         """[x >= 0], for numbers below 2^bits in size."""
 
     @abstractmethod
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        """The first party's part of a masked value goes to the second under a mask that the dealer knows.
+
+        With both parts at hand, the squared norm of every channel is worked out, for `settle`.
+        """
+
+    @abstractmethod
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         """delta (x) value, summed over the batch: of the shape of the layer's weights."""
 
     # Watching what must stay small.
@@ -137,7 +171,7 @@ class Role(ABC):
         """Every row with random signs, `NUM_SUMS` times."""
 
     @abstractmethod
-    def _limits(self) -> Tensor | int:
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor | int:
         """What the first party adds to all that is watched."""
 
     @abstractmethod
@@ -145,12 +179,15 @@ class Role(ABC):
         """One number, opened to both."""
 
     def settle(self) -> Generator[Any, Any, int]:
-        """How many of the random sums are beyond their limits. Both parties learn that, and nothing else."""
-        sums = torch.cat([found for _, found in self._watched])
-        limits = self._limits()
-        bit = yield from self.compare(torch.cat([limits + sums, limits - sums]), _SUM_BITS)
+        """How many of the random sums and norms are beyond their limits. Both learn that, and nothing else."""
+        sums, limits = torch.cat([part for _, part in self._watched]), self._limits(self._watched)
+        checked = [limits + sums, limits - sums]
+        if self._norms:
+            checked.append(self._limits(self._norms) - torch.cat([part for _, part in self._norms]))
+        compared = torch.cat(checked)
+        bit = yield from self.compare(compared, _SUM_BITS)
         share = bit.share().sum(dim=0, keepdim=True)
-        return (yield from self.open_count(self.constant(-share, 2 * len(sums))))
+        return (yield from self.open_count(self.constant(-share, len(compared))))
 
     def _next_gate(self) -> int:
         self._num_gates += 1
@@ -180,12 +217,7 @@ class _Computing(Role):
         return (drawn >= threshold).long()
 
     def _sums(self, groups: Tensor, number: int) -> Tensor:
-        size = groups.shape[1]
-        bits = from_words(self._common("signs", number).words(num_words(NUM_SUMS * size)), NUM_SUMS * size)
-        signs = (
-            2 * ((bits[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).reshape(-1)[: NUM_SUMS * size].long() - 1
-        )
-        return prepare_linear(signs.reshape(NUM_SUMS, size), weight_bits=2)(groups)
+        return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
         yield Tell(share)
@@ -193,7 +225,8 @@ class _Computing(Role):
 
     def _open(self, x: Tensor, name: str) -> Gate:
         yield Tell(x)
-        return x + (yield Hear(name, tuple(x.shape)))
+        heard: Tensor = yield Hear(name, tuple(x.shape))
+        return x + heard
 
     def multiply(self, x: Tensor, y: Tensor) -> Gate:
         shape = x.shape
@@ -237,6 +270,36 @@ class _ComputedBit(Bit):
     def times(self, value: Tensor) -> Gate:
         own = self.role.next_bit_product(value.numel())
         return (yield from sealed.times_bit(value, self.compared, own))
+
+
+def signed_sums(groups: Tensor, signs: Tensor) -> Tensor:
+    """Each row with `NUM_SUMS` choices of signs: a 1 in bit k of a place's word is a minus in sum k."""
+    if not groups.is_cpu:
+        return signed_sums_by_tensors(groups, signs)
+    from bilateral.protocols.share.training import sum_kernels  # noqa: PLC0415 (imports numba)
+
+    out = groups.new_empty(len(groups), NUM_SUMS)
+    numbers, words, sums = (rows(part) for part in (groups, signs, out))
+
+    def run(begin: int, end: int) -> None:
+        sum_kernels.signed_sums(numbers[begin:end], words, sums[begin:end])
+
+    in_parts(len(groups), 1, NUM_SUMS * groups.numel(), run)
+    return out
+
+
+def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
+    """`signed_sums`."""
+    return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
+
+
+def _cut(words: Tensor, norm: Norm) -> Tensor:
+    """The upper bits of words, as numbers modulo 2^(64 - shift)."""
+    return truncation.logical_shift(words, norm.shift)
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    return x.sum(dim=[0, *range(2, x.dim())])
 
 
 class First(_Computing):
@@ -294,15 +357,25 @@ class First(_Computing):
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
         return sealed.first_bit_product(self._stream("gate", gate), count)
 
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
-        yield Tell(value.part + self._stream("value blind", source).words(*value.part.shape))
-        yield Tell(delta.part + self._stream("delta blind", layer).words(*delta.part.shape))
-        words = weight_gradient(self.terms.linear_steps[layer], delta.part, value.part)
-        return words - self._stream("gradient", layer).words(*words.shape)
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        stream = self._stream(purpose, number)
+        mask = stream.words(*masked.part.shape)
+        told = masked.part + mask
+        yield Tell(told)
+        # Cut like this and not by itself, its part fits what the second party makes of what it hears.
+        part = _cut(told, norm) - _cut(mask, norm)
+        squares = _by_channel(part * part)
+        squares -= stream.words(len(squares)) << 1
+        self._norms.append((norm.label, squares << norm.shift))
+        return Blinded(masked, told)
 
-    def _limits(self) -> Tensor:
-        limits = [torch.full_like(sums, self._model.limits[label]) for label, sums in self._watched]
-        return torch.cat(limits)
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        words = weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
+        return words - self._stream("gradient", layer).words(*words.shape)
+        yield
+
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor:
+        return torch.cat([torch.full_like(part, self._model.limits[label]) for label, part in labelled])
 
 
 @dataclass(frozen=True, repr=False)
@@ -431,15 +504,23 @@ class Second(_Computing):
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
         return sealed.second_bit_product(self._stream("gate", gate), self._take("a share of a bit's product", (count,)))
 
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
-        del source
-        told = yield Hear("a blinded value", tuple(value.part.shape))
-        told_delta = yield Hear("a blinded delta", tuple(delta.part.shape))
-        left = torch.cat([told_delta + delta.part, delta.part])
-        words = weight_gradient(self.terms.linear_steps[layer], left, torch.cat([value.part, told]))
-        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        del purpose, number
+        told = yield Hear("a blinded value", tuple(masked.part.shape))
+        part = _cut(masked.part, norm)
+        squares = _by_channel((_cut(told, norm) << 1) * part + part * part)
+        squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
+        self._norms.append((norm.label, squares << norm.shift))
+        return Blinded(masked, told)
 
-    def _limits(self) -> int:
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        left = torch.cat([delta.told + delta.masked.part, delta.masked.part])
+        words = weight_gradient(self.terms.linear_steps[layer], left, torch.cat([value.masked.part, value.told]))
+        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+        yield
+
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
+        del labelled
         return 0
 
 
@@ -452,6 +533,7 @@ class Dealing(Role):
         self.dealt: list[Tensor] = []
         self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
+        self.norm_shifts: list[tuple[str, int]] = []
         self._weights: dict[int, Tensor] = {}
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
@@ -567,16 +649,28 @@ class Dealing(Role):
         else:
             self._deal(sealed.deal_bit_product(*self._streams("gate", gate), planes.spread(betas, count)))
 
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
+    def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
+        shape = tuple(masked.part.shape)
+        self.norm_shifts.append((norm.label, norm.shift))
+        self._norms.append((norm.label, _nothing(shape[1:2])))
+        if self.is_dry:
+            self._deal(_nothing(shape[1:2]))
+            return Blinded(masked, masked.part)
+        stream, _ = self._streams(purpose, number)
+        mask = stream.words(*shape)
+        cross = _by_channel(_cut(mask, norm) * _cut(masked.part, norm))
+        self._deal(cross - stream.words(len(cross)))
+        return Blinded(masked, mask)
+        yield
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         step = self.terms.linear_steps[layer]
         shape = step.weight_shape(self.terms.linear_sources[layer])
         if self.is_dry:
             self._deal(_nothing(shape))
         else:
-            blind, _ = self._streams("value blind", source)
-            blind_delta, _ = self._streams("delta blind", layer)
-            left = torch.cat([blind_delta.words(*delta.part.shape), delta.part])
-            words = weight_gradient(step, left, torch.cat([value.part, blind.words(*value.part.shape)]))
+            left = torch.cat([delta.told, delta.masked.part])
+            words = weight_gradient(step, left, torch.cat([value.masked.part, value.told]))
             self._deal(words - self._streams("gradient", layer)[0].words(*words.shape))
         return _nothing(shape)
         yield
@@ -589,7 +683,8 @@ class Dealing(Role):
         del number
         return _nothing((len(groups), NUM_SUMS))
 
-    def _limits(self) -> int:
+    def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
+        del labelled
         return 0
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:

@@ -1,4 +1,4 @@
-"""The public facts of a training step: all three parties know them, and everything else follows from them and secrets."""
+"""The public facts of a training step: all three parties know them, and all else follows from them and secrets."""
 
 from __future__ import annotations
 
@@ -140,6 +140,8 @@ class StepShape:
     parts: tuple[GradientPart, ...]
     dealt: tuple[tuple[Shape, torch.dtype], ...]
     watched: tuple[tuple[str, Shape], ...]
+    norms: tuple[tuple[str, int], ...]
+    """Labels of norms, and by how many bits their squares are shifted up when they are compared."""
 
     @property
     def dealt_bytes(self) -> int:
