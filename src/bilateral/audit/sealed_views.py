@@ -104,6 +104,13 @@ class _NotingSecond(Second):
         return part
 
 
+class _AnyLimit(dict[str, int]):
+    """The same for whatever is watched."""
+
+    def __missing__(self, label: str) -> int:
+        return 1 << 40
+
+
 def replayed(seen: SeenStep) -> tuple[Event, ...]:
     """The client's or the server's own work done again, so that all it heard has its name; nothing for others."""
     terms = seen.terms
@@ -115,8 +122,7 @@ def replayed(seen: SeenStep) -> tuple[Event, ...]:
         return tuple(_run(work, seen.told_by_server, role.events))
     if seen.layers and seen.dealer_and_server is not None and seen.server_and_client is not None:
         # What it tells of its limits is not the same again; what it hears comes in the same order.
-        limits = {label: 1 << 40 for label, _ in terms.shape_of_step.watched}
-        model = FirstModel.of(terms, seen.layers, limits)
+        model = FirstModel.of(terms, seen.layers, _AnyLimit())
         first = First(terms, model, seen.dealer_and_server, seen.server_and_client)
         return tuple(_run(step(first, None, None), seen.told_by_client, []))
     return ()

@@ -12,7 +12,7 @@ from bilateral.data import Split
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.training.parties import encode_batch
 from bilateral.protocols.share.training.plain import Plain
-from bilateral.protocols.share.training.roles import Bit, FirstModel, Gate, Masked
+from bilateral.protocols.share.training.roles import Bit, Blinded, FirstModel, Gate
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.terms import StepTerms
 
@@ -36,9 +36,9 @@ class _Noting(Plain):
         self.signs.append((x >= 0).long().reshape(-1))
         return (yield from super().compare(x, bits))
 
-    def gradient(self, layer: int, source: int, value: Masked, delta: Masked) -> Gate:
-        self.deltas[layer] = delta.part
-        return (yield from super().gradient(layer, source, value, delta))
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        self.deltas[layer] = delta.masked.part
+        return (yield from super().gradient(layer, value, delta))
 
 
 def walk(terms: StepTerms, layers: tuple[PrivateLayer, ...], batch: Split) -> Walked:

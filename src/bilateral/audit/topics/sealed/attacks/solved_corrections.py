@@ -30,16 +30,16 @@ def solved_delta(seen: SeenStep, events: Sequence[Event], inputs: Tensor) -> Ten
     """
     terms, first = seen.terms, seen.terms.linear_steps[0]
     dealt = [one.words for one in events if one.is_dealt and one.name == "a share of a gradient's correction"]
-    told = [[one.words for one in events if one.name == name] for name in ("a blinded value", "a blinded delta")]
+    told = [one.words for one in events if one.name == "a blinded value"]  # of the first layer first
     source = terms.source_values[0]
     before = terms.circuit.steps[:source]
     if not isinstance(first, Dense) or not all(isinstance(one, Reshape) for one in before):
         return None
     if seen.dealer_and_client is None:
         return None
-    if not (dealt and told[0] and told[1]) or not terms.trains[0][0]:
+    if not dealt or len(told) < 2 or not terms.trains[0][0]:
         return None
-    value, delta = told[0][0], told[1][0]
+    value, delta = told[:2]
     mask = stream(terms, seen.dealer_and_client, "value mask", source).words(*value.shape)
     delta_mask = stream(terms, seen.dealer_and_client, "delta mask", 0).words(*delta.shape)
     blind = value - (inputs.reshape(value.shape) - mask)
