@@ -153,7 +153,7 @@ _LINES = (
         "samples out of a sum, to a server that crafts the model, or sends clients different ones",
         _NOBODY,
         "the server is taken to follow the protocol",
-        'noise.mechanism = "sound" bounds what a sum tells of one sample (not with sealed training); larger sums blur it',
+        'noise.mechanism = "sound" bounds what a sum tells of a sample (not with sealed training); large sums blur it',
     ),
 )
 SEALED_LINE: Final = 17

@@ -55,5 +55,3 @@ def plain_gradient(recording, round_index):
 
 def relative(found, expected):
     return float((found - expected).norm() / expected.norm())
-
-

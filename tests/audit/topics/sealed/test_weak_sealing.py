@@ -1,4 +1,4 @@
-"""Sealed training that was weakened somewhere, every result still right: each is judged broken, and the real one is not."""
+"""Sealed training that is weak somewhere, every result still right: each is judged broken, and the real one is not."""
 
 import pytest
 import torch
@@ -158,7 +158,7 @@ def test_of_real_sealing_nobody_finds_anything_but_pairs_that_collude():
 
 
 def test_without_a_dealer_among_them_matching_has_no_reason_to_prefer_a_world():
-    from bilateral.audit.topics.sealed.attacks import step_matching  # noqa: PLC0415
+    from bilateral.audit.topics.sealed.attacks import step_matching
 
     context = context_for()
     match, adversaries = played(context, 6)

@@ -301,14 +301,17 @@ def _batches(scene: _Scene, sealed: SealedRecording) -> Evidence:
     client = scene.client
     view = sealed.view("server with a client's dealer", lambda dealers: frozenset({SERVER, dealers[client]}))
     found, others, classes = [], [], []
+    front = sealed.network.front_state(scene.sealed.initial)
+    unseen = sealed.network.through_front(front, scene.bare.test.inputs[:NUM_UNSEEN])
     for index in range(len(scene.rounds)):
         seen = view.step(index, client)
         assert seen is not None
-        truth, other = sealed.batch_of(client, index), sealed.batch_of(client, (index + 1) % len(scene.rounds))
+        truth = sealed.batch_of(client, index)
+        other = unseen.roll(-index * len(truth), 0)[: len(truth)]
         inputs, targets = read_batch_by_pair(seen)
         rows = truth.inputs.double().reshape(inputs.shape)
         found.append(_relative(inputs, rows))
-        others.append(_relative(other.inputs.double().reshape(inputs.shape), rows))
+        others.append(_relative(other.double().reshape(inputs.shape), rows))
         classes.append(_read_labels(targets, truth))
     own = Condition("a client's batch, sealed", (Scores(INPUT_ERROR, tuple(found)),))
     labels = f"; labels read: {sum(classes) / len(classes):.2f}" if scene.bare.problem.loss == "ce" else ""
@@ -320,7 +323,7 @@ def _batches(scene: _Scene, sealed: SealedRecording) -> Evidence:
         Gate(INPUT_ERROR, READ_PARAMETERS),
         target=own,
         positive=("the batch itself", [0.0] * len(found)),
-        negative=("the batch of another round", others),
+        negative=("samples of nobody's", others),
         remark=f"a trial is a round{labels}",
     )
 

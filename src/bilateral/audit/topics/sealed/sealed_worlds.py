@@ -72,9 +72,7 @@ def matched(context: Context, adversary: Adversary, real: SealedMatch) -> Eviden
     return _evidence(context, adversary, real, guess, ("matching in the ring", seen), adaptive=True)
 
 
-def learned(
-    context: Context, adversary: Adversary, own: SealedMatch, real: SealedMatch, *, adaptive: bool
-) -> Evidence:
+def learned(context: Context, adversary: Adversary, own: SealedMatch, real: SealedMatch, *, adaptive: bool) -> Evidence:
     """Guesses by a classifier that learned from rounds whose worlds the attacker knows, for it played them."""
 
     def guess(view: SealedView) -> list[int]:

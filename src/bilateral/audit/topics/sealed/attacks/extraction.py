@@ -154,7 +154,7 @@ def _fit_biases(network: nn.Module, inputs: Tensor, values: dict[int, Tensor], o
         for place, value in values.items():
             lost = lost + (read[place].reshape(value.shape) - value).square().mean()
         lost.backward()
-        return float(lost)
+        return float(lost.detach())
 
     try:
         optimiser.step(closure)  # type: ignore[no-untyped-call]
