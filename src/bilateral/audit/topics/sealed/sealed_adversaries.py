@@ -54,7 +54,7 @@ def adversaries(suspect: str, names: Sequence[str], named_dealer: str | None) ->
                 "server with another client's dealer",
                 "sealed batch",
                 of_batches=True,
-                parties=lambda d: frozenset({SERVER, _dealer_of_another(d, suspect)}),
+                parties=lambda d: _dealer_of_another(d, suspect, names[1]),
             )
         )
     return tuple(found)
@@ -69,5 +69,8 @@ def _other(dealers: Dealers, suspect: str) -> str:
     )
 
 
-def _dealer_of_another(dealers: Dealers, suspect: str) -> str:
-    return next(dealer for _, dealer in sorted(dealers.items()) if dealer not in (suspect, dealers[suspect]))
+def _dealer_of_another(dealers: Dealers, suspect: str, partner: str) -> frozenset[str]:
+    """With the server: one that neither deals for the two whose batches are swapped nor is one of them; or nobody."""
+    taken = {suspect, partner, dealers[suspect], dealers.get(partner, partner)}
+    free = sorted(set(dealers.values()) - taken)
+    return frozenset({SERVER, free[0]}) if free else frozenset()

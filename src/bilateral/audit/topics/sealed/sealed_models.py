@@ -15,7 +15,7 @@ And pairs that collude are shown to have what the guarantee says (line 17).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -51,7 +51,7 @@ from bilateral.protocols.transport import SERVER
 PREDICTION_ERROR: Final = Metric("relative error of predictions", "low")
 NUM_TRIALS: Final = 12
 NUM_UNSEEN: Final = 300
-NULL_SPLITS: Final = 60
+NULL_DRAWS: Final = 40
 LARGEST_ERROR: Final = 10.0
 """So that a mean says something."""
 READ_PARAMETERS: Final = 0.05
@@ -85,12 +85,19 @@ class _Scene:
         return {
             _NAIVE: client_makes_of(self.context, self.sealed, self.client, adaptive=False),
             _ADAPTIVE: client_makes_of(self.context, self.sealed, self.client, adaptive=True),
-            "random": client_makes_of(self.context, self.sealed, self.client, adaptive=True, random=True),
+            "random": client_makes_of(self.context, self.sealed, self.client, adaptive=True, random=0),
             "FedSGD": client_view(
                 record_twin(undefended(self.game.plan), self.federation, self.bare, self.rounds), self.client
             ),
             "perturbation": client_view(self.perturbed, self.client),
         }
+
+    def random_views(self, count: int) -> list[View]:
+        """Of a client that is sent random words, drawn anew each time."""
+        return [
+            client_makes_of(self.context, self.sealed, self.client, adaptive=True, random=number)
+            for number in range(count)
+        ]
 
     @property
     def federation(self) -> Federation:
@@ -230,32 +237,23 @@ def _membership(context: Context, scenes: Sequence[_Scene], views: Sequence[dict
     for name, attack in (("loss threshold", by_threshold), ("attack network, last two layers", by_network)):
 
         def score(condition: str, attack: Callable[[ModelReading, int], Tensor] = attack) -> Scores:
-            chosen = _ADAPTIVE if condition == "random" else condition
             pairs = []
             for number, (scene, seen) in enumerate(zip(scenes, views, strict=True)):
-                last = len(scene.rounds) - 1
-                reading = read_model(
-                    seen[chosen], last, game.own_labelled, adaptive=chosen in (_ADAPTIVE, "perturbation")
+                shown = (
+                    scene.random_views(-(-NULL_DRAWS // len(scenes))) if condition == "random" else [seen[condition]]
                 )
-                scores = torch.nan_to_num(attack(reading, number))
-                if condition != "random":
+                for view in shown:
+                    fits = condition in (_ADAPTIVE, "perturbation")
+                    reading = read_model(view, len(scene.rounds) - 1, game.own_labelled, adaptive=fits)
+                    scores = torch.nan_to_num(attack(reading, number))
                     pairs.append((scores[scene.dealt.members], scores[scene.dealt.strangers]))
-                    continue
-                for split in range(-(-NULL_SPLITS // len(scenes))):
-                    drawn = scene.dealt.null_split(context.randomness("sealed models", "null", number, split))
-                    pairs.append((scores[drawn[0]], scores[drawn[1]]))
             return next(one for one in membership_scores(pairs) if one.metric == AUC)
 
         rows = _rows(
             f"membership by {name}", Gate(AUC, 0.85), score, f"other clients' samples; {game.kind}", paired=False
         )
-        found += [_said(row, "strangers against strangers") for row in rows]
+        found += rows
     return found
-
-
-def _said(row: Evidence, what: str) -> Evidence:
-    assert row.negative is not None
-    return replace(row, negative=replace(row.negative, what=what))
 
 
 def _pairs(scene: _Scene) -> list[Evidence]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bilateral.audit.experiment import Context
+from bilateral.audit.ledger import SEALED_LINE
 from bilateral.audit.sealed_recording import SealedRecording
 from bilateral.audit.sealed_views import SealedView, SeenStep, Worlds
 from bilateral.audit.topics.sealed.sealed_adversaries import Adversary
@@ -37,6 +38,8 @@ class SealedMatch:
     batches: dict[int, int]
     worlds: Worlds
     suspect: str
+    partner: str
+    """Who has the other batch."""
     _views: dict[Adversary, SealedView] = field(default_factory=dict, repr=False)
 
     @property
@@ -44,7 +47,18 @@ class SealedMatch:
         return tuple(self.batches)
 
     def truth(self, adversary: Adversary) -> dict[int, int]:
-        return self.batches if adversary.of_batches else self.models
+        """Of the rounds in which there is such an adversary. Who has the partner's batch would know the suspect's."""
+        worlds = self.batches if adversary.of_batches else self.models
+        return {index: world for index, world in worlds.items() if self._is_fair(adversary, index)}
+
+    def _is_fair(self, adversary: Adversary, index: int) -> bool:
+        dealers = self.sealed.dealers(index)
+        parties = adversary.parties(dealers)
+        if not parties or not adversary.of_batches or adversary.tests == SEALED_LINE:
+            return bool(parties)
+        is_pair = SERVER in parties and dealers[self.partner] in parties
+        named = set(dealers.values()) == {dealers[self.suspect]}
+        return self.partner not in parties and (named or not is_pair)
 
     def view(self, adversary: Adversary) -> SealedView:
         if adversary not in self._views:
@@ -95,6 +109,7 @@ def play_sealed(
         dict(match.worlds),
         _worlds(sealed, match, states),
         table.names[0],
+        table.names[1],
     )
 
 

@@ -41,20 +41,22 @@ def record_twin(plan: RunPlan, federation: Federation, bare: Recording, rounds: 
     return record(short, federation, before_round=choose)
 
 
-def client_makes_of(context: Context, twin: Recording, client: str, *, adaptive: bool, random: bool = False) -> View:
-    """The view of a client of a sealed run with the models that it made of the rounds. `random`: of random words."""
+def client_makes_of(
+    context: Context, twin: Recording, client: str, *, adaptive: bool, random: int | None = None
+) -> View:
+    """The view of a client of a sealed run with the models that it made of the rounds; `random`: of words of that draw."""
     view = SealedRecording(twin).view("curious client", lambda _: frozenset({client}))
-    if random:
-        view = with_random_words(context, view)
+    if random is not None:
+        view = with_random_words(context, view, random)
     models = {
         kept.round_index: read_model(view, kept.round_index, client, adaptive=adaptive) for kept in twin.server_rounds
     }
     return as_view(view, client, models, twin.shares[client])
 
 
-def with_random_words(context: Context, view: SealedView) -> SealedView:
+def with_random_words(context: Context, view: SealedView, number: int) -> SealedView:
     """The negative control: whatever came is replaced by words that nobody made."""
-    draws = context.randomness("random words").torch_generator()
+    draws = context.randomness("random words", number).torch_generator()
 
     def drawn(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         low, high = -(1 << 63), (1 << 63) - 1

@@ -66,7 +66,8 @@ def matched(context: Context, adversary: Adversary, real: SealedMatch) -> Eviden
     draws = context.randomness("sealed worlds", "ties", *_labels(adversary))
 
     def guess(view: SealedView) -> list[int]:
-        return guess_worlds(view, real.suspect, real.rounds, real.worlds, draws, of_batches=adversary.of_batches)
+        rounds = tuple(real.truth(adversary))
+        return guess_worlds(view, real.suspect, rounds, real.worlds, draws, of_batches=adversary.of_batches)
 
     seen = "masked words less what each world predicts, signs, corrections; all masks that its seeds give"
     return _evidence(context, adversary, real, guess, ("matching in the ring", seen), adaptive=True)
@@ -79,7 +80,7 @@ def learned(context: Context, adversary: Adversary, own: SealedMatch, real: Seal
         is_bare = view is not real.view(adversary)
         taught = own.bare_view(adversary) if is_bare else own.view(adversary)
         examples, shown = (
-            figures_of(one, match.suspect, match.rounds, adaptive=adaptive)
+            figures_of(one, match.suspect, tuple(match.truth(adversary)), adaptive=adaptive)
             for one, match in ((taught, own), (view, real))
         )
         return guess_by_figures(examples, list(own.truth(adversary).values()), shown)
