@@ -44,7 +44,7 @@ def record_twin(plan: RunPlan, federation: Federation, bare: Recording, rounds: 
 def client_makes_of(
     context: Context, twin: Recording, client: str, *, adaptive: bool, random: int | None = None
 ) -> View:
-    """The view of a client of a sealed run with the models that it made of the rounds; `random`: of words of that draw."""
+    """The view of a client of a sealed run with what it made of the models; `random`: of words of that draw."""
     view = SealedRecording(twin).view("curious client", lambda _: frozenset({client}))
     if random is not None:
         view = with_random_words(context, view, random)
