@@ -102,7 +102,7 @@ def test_gradient_of_a_bare_upload_is_that_clients_gradient(stack):
         for name, upload in uploads(recording, kept.round_index).items():
             true[name] = true_gradient(recording, kept.parameters, recording.batches[name, kept.round_index])
             tolerance = 1e-4 if stack == "BatchNorm" else 1e-10  # its eps acts as another under scaling
-            assert relative(kept.gradient_of(upload), true[name]) < tolerance
+            assert relative(kept.gradient_of(upload, name), true[name]) < tolerance
         first, second, *_ = true.values()
         assert relative(first, second) > 0.1  # or the comparison would not tell clients apart
 

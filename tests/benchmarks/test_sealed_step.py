@@ -133,7 +133,7 @@ def test_skip_leaves_out_what_it_names(skip, left_out):
 def test_commands_name_the_case_and_the_passes():
     ours = our_step(2).command(CASE, Path("task.npz"))
     assert ours[1:5] == ["-m", "bilateral", "bench", "sealed-step"]
-    assert " ".join(ours[5:]) == "--model lenet --loss ce --batch-size 32 --passes 2 --quiet --json"
+    assert " ".join(ours[5:]) == "--model lenet --loss ce --batch-size 32 --repeats 2 --quiet --json"
     peer = spu_steps(Path("python"), 2)[1].command(CASE, Path("task.npz"))
     assert (peer[0], Path(peer[1]).is_file()) == ("python", True)
     assert " ".join(peer[2:]) == "--model lenet --task task.npz --steps 2 --protocol aby3 --json"

@@ -16,6 +16,7 @@ P2 = {"hides_model": True, "model_line": 1, "upload_line": 3, "adds_noise": True
 EXPECTED = {
     ("fedavg", "none"): Traits(),
     ("perturbation", "none"): Traits(hides_model=True, model_line=1, upload_line=3, default_masks="ring"),
+    ("masks", "none"): Traits(default_masks="ring"),
     ("sealed", "none"): Traits(
         computes_on_shares=True,
         model_line=17,
@@ -64,7 +65,7 @@ def test_a_plans_protections_together_are_like_this(names):
 
 def test_no_protection_is_missing_here():
     assert {name for names in EXPECTED for name in names} == {*protection_names(), *mechanism_names()}
-    assert len(everyone()) == 7
+    assert len(everyone()) == 8
 
 
 @pytest.mark.parametrize("mechanism", mechanism_names()[1:])

@@ -146,8 +146,16 @@ _LINES = (
         "sealed training: what is public, and what two parties learn that tell each other what they know",
         _NOBODY,
         "no paper here has it",
-        "a dealer of its own (federation.dealer) that tells nobody anything; nothing against a server that does not "
-        "follow the protocol",
+        "a dealer of its own (federation.dealer) that tells nobody anything",
+    ),
+    LedgerLine(
+        18,
+        "samples out of a sum, to a server that crafts the model, or sends clients different ones",
+        _NOBODY,
+        "the server is taken to follow the protocol",
+        'noise.mechanism = "sound" bounds what a sum tells of a sample (not with sealed training); large sums blur it',
     ),
 )
+SEALED_LINE: Final = 17
+CRAFTED_LINE: Final = 18
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -24,7 +24,8 @@ from bilateral.engine.setup import make_blueprint
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import ThresholdError
 from bilateral.learning.client import TrainingClient, invited_clients
-from bilateral.learning.exchange import Dropouts
+from bilateral.learning.exchange import Dropouts, Exchange
+from bilateral.learning.halves import OpenedRound, Preparation, PreparingHalf, ServerHalf
 from bilateral.learning.problem import Problem
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
@@ -90,6 +91,24 @@ class _Observed:
         return copy.deepcopy(self._inner, dict(streams))
 
 
+class _ObservedPreparing(_Observed):
+    """One that prepares rounds."""
+
+    def __init__(self, inner: AuditedServer, preparing: PreparingHalf) -> None:
+        super().__init__(inner)
+        self._preparing = preparing
+
+    def prepare(self, opened: OpenedRound, names: tuple[str, ...], exchange: Exchange) -> Preparation:
+        return self._preparing.prepare(opened, names, exchange)
+
+    def expect_finished(self, sender: str) -> None:
+        self._preparing.expect_finished(sender)
+
+
+def _observed(half: AuditedServer) -> _Observed:
+    return _ObservedPreparing(half, half) if isinstance(half, PreparingHalf) else _Observed(half)
+
+
 def _streams_of(half: object) -> Iterator[Randomness]:
     """Every stream that can be reached from a half, whoever wrote it, however deep."""
     waiting, seen = [half], set[int]()
@@ -128,19 +147,23 @@ def record(
     *,
     keep: Collection[int] | None = None,
     on_round: Callable[[int, int], None] | None = None,
+    before_round: Callable[[int, nn.Module], None] = lambda _round_index, _model: None,
+    played_by: Callable[[ServerHalf], ServerHalf] = lambda half: half,
 ) -> Recording:
     """Run the plan in this process, by the real parties, and keep all messages of the rounds in `keep` (all, if None).
 
     Messages of the set-up (round -1) are always kept. `on_round` is called with (rounds done, rounds in all).
+    `before_round` may change the server's model: worlds that differ in it. `played_by` makes a dishonest server of the
+    plan's.
     """
     blueprint = make_blueprint(plan, federation)
     training = blueprint.server()
     initial = copy.deepcopy(training.model)
-    observed = _Observed(audited(training.server))
+    observed = _observed(audited(played_by(training.server)))
     training.server = observed
     transcript = Transcript(keep_messages=True)
     rate = plan.federation.dropout
-    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts")) if rate else None
+    dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts"), plan.traits.replies_in_a_round) if rate else None
     exchange = blueprint.local_exchange(transcript.record, dropouts)
     server_rounds: list[ServerRound] = []
     batches: dict[tuple[str, int], Split] = {}
@@ -148,6 +171,7 @@ def record(
         kept = keep is None or round_index in keep
         transcript.keep_messages = kept or round_index == 0  # the set-up happens inside the first round
         present = invited_clients(federation.names, plan.federation.participation, plan.seed, round_index)
+        before_round(round_index, training.model)
         before = training.weights()
         try:
             training.advance(round_index, present, exchange)

@@ -16,9 +16,9 @@ alone. Its reason names what proved nothing, and what else is broken for the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bilateral.audit.evidence import Condition, Evidence, Gate
 from bilateral.audit.ledger import LEDGER
@@ -294,8 +294,19 @@ def _name(found: Finding) -> str:
     return f"{found.evidence.attack} ({kind} {found.evidence.adversary})"
 
 
+_SEALED: Final[Mapping[str, Callable[[str], bool]]] = {
+    "dealer": lambda whom: whom == "dealer",
+    "server with another client's dealer": lambda whom: whom == "server",
+    "client with its dealer": lambda whom: whom.startswith("a client and "),
+    "server with a client's dealer": lambda whom: whom.startswith("the server and "),
+}
+"""Adversaries of sealed training, and what the guarantee calls whom they are about."""
+
+
 def _concerns(adversary: str, whom: str) -> bool:
     """Whether an adversary is one of those that something is hidden from, or leaks to."""
+    if adversary in _SEALED:
+        return _SEALED[adversary](whom)
     if whom.startswith("clients"):
         return adversary in ("curious client", "colluding clients", "eavesdropper")
     if whom == "server":

@@ -31,6 +31,10 @@ AdversaryName = Literal[
     "eavesdropper",
     "querying party",
     "answering party",
+    "dealer",
+    "client with its dealer",
+    "server with another client's dealer",
+    "server with a client's dealer",
 ]
 M = TypeVar("M", bound=Message)
 HIDDEN_SEED = 0
@@ -54,9 +58,13 @@ class ServerRound:
         """The mean gradient in the true model's coordinates, as recovery makes it of the sum."""
         return self.half.recover_one(self.total).gradient
 
-    def gradient_of(self, upload: Upload) -> Tensor:
-        """What recovery makes of one upload by itself: that client's gradient, if nothing hides it."""
-        return self.half.recover_one(aggregate({"one": upload}, self.round_index)).gradient
+    def gradient_of(self, upload: Upload, client: str) -> Tensor:
+        """What recovery makes of one upload of a client by itself: that client's gradient, if nothing hides it."""
+        if upload.terms.is_floating_point():
+            alone = aggregate({client: upload}, self.round_index)
+        else:  # ring words, which are summed as they are
+            alone = Aggregate(self.round_index, upload.weight, upload.terms, upload.statistics, (client,))
+        return self.half.recover_one(alone).gradient
 
 
 @dataclass(frozen=True)

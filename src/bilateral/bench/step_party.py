@@ -10,7 +10,7 @@ Everything passes through the server, as in a run:
 | preparing | server | client | `MaskedWeights`, and a seed that the dealer does not know |
 | step | server, client | each other | `StepTurn` |
 
-`Taken` answers what needs no other answer.
+`StepTaken` answers what needs no other answer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StepTurn(StepMessage):
 
 
 @dataclass(frozen=True)
-class Taken(StepMessage):
+class StepTaken(StepMessage):
     pass
 
 
@@ -150,7 +150,7 @@ MAY_HEAR: Final[Mapping[str, tuple[type[Message], ...]]] = {
     DEALER: (DealOrder, *_ORDERS),
 }
 MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
-    CLIENT: (Taken, StepTurn, *_REPORTS, GradientWords),
+    CLIENT: (StepTaken, StepTurn, *_REPORTS, GradientWords),
     DEALER: (DealtForStep, *_REPORTS),
 }
 
@@ -224,10 +224,10 @@ class ClientParty(StepParty):
                 with self.clock.at(BOX):
                     content = open_box(self.keys, DEALER, message.number, self.terms.digest, message.box)
                 self._boxes[message.number] = content
-                return Taken(message.number)
+                return StepTaken(message.number)
             case MaskedWeights():
                 self._prepare(message)
-                return Taken(message.number)
+                return StepTaken(message.number)
             case StepTurn():
                 return StepTurn(message.number, self._spoken(message.parts))
             case _:

@@ -75,10 +75,11 @@ def _of_topics() -> tuple[Experiment, ...]:
     from bilateral.audit.topics.membership import experiments as membership
     from bilateral.audit.topics.model import experiments as model
     from bilateral.audit.topics.noise import experiments as noise
+    from bilateral.audit.topics.sealed import experiments as sealed
     from bilateral.audit.topics.shared import experiments as shared
     from bilateral.audit.topics.swapped import experiments as swapped
 
-    topics = (inversion, swapped, membership, model, noise, masks, dishonest, shared)
+    topics = (inversion, swapped, membership, model, noise, masks, dishonest, sealed, shared)
     return tuple(one for topic in topics for one in topic.EXPERIMENTS)
 
 

@@ -182,7 +182,7 @@ class SealedClient:
             speaker.hear(parts, must_lead=False)
         except NumericalRangeError:
             self._step = None
-            return RangeLeft(step.round_index)
+            return RangeLeft(step.round_index, speaker.take_told())
         told = speaker.take_told()
         if not speaker.is_done or told:
             return SealedTurn(step.round_index, step.number, told)

@@ -8,6 +8,8 @@ from bilateral.protocols.guarantee import Claim, Guarantee, Leak
 
 LINE: Final = 17
 """Of the ledger: who must not collude, and what is public."""
+CRAFTED_LINE: Final = 18
+"""And what a server reads that crafts its models."""
 COLLUSION: Final = (
     ("client alone, dealer alone, several clients without their dealers", "nothing"),
     ("server alone", "the sum of the gradients, and what follows from it (line 12)"),
@@ -49,10 +51,10 @@ def sealed_guarantee(dealer: str | None) -> Guarantee:
         Leak("the architecture, the loss, and every client's number of samples and size of batches", "everyone", LINE),
         Leak("the model of a round, if they tell each other what they know", whom, LINE),
         Leak("that client's batch of a round, if they tell each other what they know", batch, LINE),
-        Leak("nothing that would show it other weights than other clients have: one gradient can be made to stand out "
-             "in the sum", "a server that does not follow the protocol", LINE),
-        Leak("a count at the end of each step, which a party that shifts its shares can make depend on one number of the "
-             "other's", "a client, and a server, that do not follow the protocol", LINE),
+        Leak("a count at the end of each step: one that shifts its shares can make it depend on a number of the other's",
+             "a client, and a server, that do not follow the protocol", LINE),
         Leak("how the last place of shared numbers was rounded, as far as a sum shows it", "server", LINE),
+        Leak("samples out of the sum, by a model that it crafts for that, and one client's gradient, by sending the "
+             "others other weights: clients see none", "a server that does not follow the protocol", CRAFTED_LINE),
     )  # fmt: skip
     return Guarantee("sealed training", claims, leaks)

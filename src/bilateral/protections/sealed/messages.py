@@ -86,6 +86,10 @@ class DealComplaint(Question):
 
 @dataclass(frozen=True)
 class RangeLeft(Question):
-    """A number left its range, as the client has found with the server's last words. The round has no gradient."""
+    """A number left its range, as the client has found, or its batch does not fit.
+
+    `parts`: what it had still to say, so that the server can see for itself.
+    """
 
     round_index: int
+    parts: tuple[Tensor, ...] = ()

@@ -30,6 +30,10 @@ class SealedNetwork:
         """`UnsupportedLayerError` names what cannot be trained so."""
         return cls(graph, compile_trainable(copy.deepcopy(model), input_shape))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> SealedNetwork:
+        """Itself: its layers are functions of its own module, and what that holds is overwritten by whoever asks."""
+        return self
+
     @property
     def circuit(self) -> Circuit:
         return self.trainable.circuit

@@ -98,6 +98,7 @@ class SealedServer:
     ) -> None:
         self._model = model
         self._examples = examples
+        self._own_parts: dict[str, Tensor] = {}
         self._network = network
         self._terms = terms
         self._dealer = dealer
@@ -110,7 +111,7 @@ class SealedServer:
     def prepare(self, opened: OpenedRound, names: tuple[str, ...], exchange: Exchange) -> Preparation:
         """Clients whose dealer is gone, or deals what cannot be used, are out of the round."""
         index, opening = opened.round_index, opened.opening
-        self._round = _Round(index)
+        self._round, self._own_parts = _Round(index), {}
         drawn = dealers_of(opening.participants, index, roster_digest(opened.roster), self._dealer)
         asked = defaultdict(list)
         for name in sorted(names):
@@ -154,18 +155,28 @@ class SealedServer:
     def recover(self, total: Aggregate) -> RecoveredUpdate:
         """The gradient, decoded once. The round is over afterwards."""
         steps, self._round = self._round.steps, _Round()
-        words, told = total.terms[0].clone(), 0
-        for name in total.contributors:
-            words += steps[name].speaker.result
-            told += self._terms.num_samples[name]
+        self._own_parts = {name: steps[name].speaker.result for name in total.contributors}
+        told = sum(self._terms.num_samples[name] for name in total.contributors)
         if total.total_weight != told:
             raise LostSumError(
                 f"The weights in the sum are {total.total_weight}, and its clients have told {told} samples.",
                 remedy="One of them does not follow the protocol. The sum of this round is lost; go on with the next.",
             )
+        return self.recover_one(total)
+
+    def recover_one(self, total: Aggregate) -> RecoveredUpdate:
+        """Of any sum of words of the last round, also of one upload alone, with its parts of whoever is in it."""
+        words = total.terms[0].clone()
+        for name in total.contributors:
+            words += self._own_parts[name]
+        told = sum(self._terms.num_samples[name] for name in total.contributors)
         factor = self._terms.largest_weight(total.round_index) / told
         gradient = factor * self._network.gradient(self._model, self._terms.whole, words)
         return RecoveredUpdate(gradient, torch.zeros(0, dtype=torch.float64))
+
+    @property
+    def secrets(self) -> None:
+        """Clients are sent no model, so there is none that would be disguised."""
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
@@ -211,13 +222,19 @@ class SealedServer:
         self._round.steps[name] = _Step(dealt.dealer, speaker)
         return SealedWeights(index, dealt.dealer, first.masked_weights(), dealt.box, seed, speaker.take_told())
 
+    def _see_for_itself(self, sender: str, step: _Step, message: RangeLeft) -> None:
+        """Ends the run if numbers of the step left their range: one client's word alone does not."""
+        try:
+            step.speaker.hear(message.parts, must_lead=False)
+        except NumericalRangeError as error:
+            raise _out_of_range(sender, message.round_index) from error
+
     def _turn(self, sender: str, step: _Step, message: SealedTurn | DealComplaint | RangeLeft) -> SealedTurnReply:
         if isinstance(message, DealComplaint):
             raise ProtocolError(f"{sender} cannot use what {step.dealer} dealt for it; it is out of the round.")
         if isinstance(message, RangeLeft):
-            raise ProtocolError(
-                f"{sender} says that numbers of its batch are out of range; it is out of round {message.round_index + 1}."
-            )
+            self._see_for_itself(sender, step, message)
+            raise ProtocolError(f"{sender} says that numbers of its batch are out of range; it is out of the round.")
         if message.number != step.number:
             raise ProtocolError(
                 f"SealedTurn from {sender}: expected turn {step.number} of its step, got {message.number}."

@@ -195,7 +195,7 @@ def outcomes_of(name, loss):
             assert (errors[0] is None) == (errors[1] is None)
             if errors[0] is None:
                 outcomes.add("right")
-                assert_exact(made, 1e-3)
+                assert_exact(made, 3e-3)  # units of the last place, of a tensor that is nearly nothing
             else:
                 outcomes.add("error")
                 assert all(type(error) is NumericalRangeError for error in errors)

@@ -459,7 +459,7 @@ def test_no_stream_is_read_twice_for_two_purposes(monkeypatch):
     assert of_parties
     assert max(Counter(of_parties).values()) == 1
     common = Counter(key for key in opened if key[0] not in dealer)
-    assert {purpose for _, purpose, _ in common} == {"dropout", "signs"}
+    assert {purpose for _, purpose, _ in common} == {"signs"}
     assert set(common.values()) == {2}, "each of the two parties reads it once"
 
 

@@ -45,6 +45,12 @@ def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
     return "the plan says nothing about single uploads" if said_of_uploads(guarantee) is None else ""
 
 
+def _deep_leakage_applies(plan: RunPlan, guarantee: Guarantee) -> str:
+    if plan.traits.computes_on_shares:
+        return "it needs a network with second derivatives, and sealed training takes none"
+    return _applies(plan, guarantee)
+
+
 def _run_matching(context: Context) -> list[Evidence]:
     """The plan's own network by the best method for it, and a stand-in if that proves nothing."""
     tests = subject_of_uploads(context.guarantee())
@@ -121,6 +127,6 @@ GRADIENT_INVERSION = Experiment(
     "gradient-inversion", "Gradient inversion by the server", (*ON_UPLOADS, 8, 12), _applies, _run_matching, 75.0
 )
 DEEP_LEAKAGE = Experiment(
-    "deep-leakage", "DLG and iDLG by the server", (*ON_UPLOADS, 8, 12), _applies, _run_deep_leakage, 25.0
+    "deep-leakage", "DLG and iDLG by the server", (*ON_UPLOADS, 8, 12), _deep_leakage_applies, _run_deep_leakage, 25.0
 )
 EXPERIMENTS = (GRADIENT_INVERSION, DEEP_LEAKAGE)

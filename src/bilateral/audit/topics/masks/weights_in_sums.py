@@ -211,6 +211,8 @@ def _flat(terms: torch.Tensor) -> FloatArray:
 def _applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if not has_subject(guarantee, "single uploads"):
         return "uploads are not summed under ring masks"
+    if plan.traits.computes_on_shares:
+        return "sums of ring words have no last bits, and numbers of samples are public"
     return "" if not plan.traits.adds_noise else "every coordinate carries noise, and weights are public"
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bilateral.audit.effort import InvertingEffort
 from bilateral.audit.evidence import Condition, Evidence, Gate, Picture, with_controls
-from bilateral.audit.experiment import Context, Experiment, has_line, undefended
+from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
 from bilateral.audit.recording import Recording, record
 from bilateral.audit.scores import Scores
 from bilateral.audit.threat import client_view
@@ -28,6 +28,7 @@ from bilateral.audit.topics.model.attacks.generator import ImagePrior, train_pri
 from bilateral.audit.topics.model.attacks.group_secrets import fit_outputs, naive_outputs
 from bilateral.audit.topics.model.attacks.model_inversion import Outputs, SearchSettings, invert_classes
 from bilateral.audit.topics.model.private_judge import ATTACK_ACCURACY, PrivateJudge
+from bilateral.audit.topics.sealed.sealed_twins import client_makes_of, record_twin
 from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.engine.federation import Federation
@@ -35,7 +36,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import initial_model
 from bilateral.errors import DataError
 from bilateral.learning.evaluation import evaluate
-from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.guarantee import Guarantee, Subject
 from bilateral.protocols.messages import RoundModel
 
 GATES = (Gate(ATTACK_ACCURACY, 0.7),)
@@ -144,9 +145,15 @@ def _attack_run(
         {"seed": (context.plan.seed + number) % 2**63, "training.rounds": game.budget.rounds}
     )
     bare = undefended(plan)
-    target = _recorded(plan, game, lambda fraction: progress(0.6 * fraction, "training"))
-    control = target if plan == bare else _recorded(bare, game, lambda f: progress(0.6 + 0.1 * f, "training FedSGD"))
-    searched = _victims(context, game, number, client_view(target, game.attacker), client_view(control, game.attacker))
+    if plan.traits.computes_on_shares:
+        control = _recorded(bare, game, lambda fraction: progress(0.6 * fraction, "training FedSGD"))
+        target_view = _of_sealed(context, game, plan, control)
+    else:
+        target = _recorded(plan, game, lambda fraction: progress(0.6 * fraction, "training"))
+        again = target if plan == bare else None
+        control = again or _recorded(bare, game, lambda f: progress(0.6 + 0.1 * f, "training FedSGD"))
+        target_view = client_view(target, game.attacker)
+    searched = _victims(context, game, number, target_view, client_view(control, game.attacker))
     found: dict[str, Tensor] = {}
     for place, (name, outputs) in enumerate(searched.items()):
         done = 0.7 + 0.3 * place / len(searched)
@@ -157,6 +164,13 @@ def _attack_run(
         latents = context.randomness("inversion", "search", number)  # the same in every condition
         found[name] = invert_classes(outputs, game.classes, game.prior, latents, game.budget.search, on_step).images
     return found
+
+
+def _of_sealed(context: Context, game: _Game, plan: RunPlan, control: Recording) -> View:
+    """What the client makes of the last model of FedSGD, sealed."""
+    last = control.server_rounds[-1].round_index
+    twin = record_twin(plan, game.federation, control, [last])
+    return client_makes_of(context, twin, game.attacker, adaptive=True)
 
 
 def _victims(context: Context, game: _Game, number: int, target: View, control: View) -> Mapping[str, Outputs]:
@@ -217,10 +231,10 @@ def _evidence(context: Context, game: _Game, guesses: Sequence[Mapping[str, Tens
         fitted = " with group secrets fitted to its own labelled samples" if adaptive and not plain else ""
         found.append(
             with_controls(
-                0 if plain else 1,
+                _subject(context, plain=plain),
                 "curious client",
                 "model inversion with a generator (GMI)",
-                f"the model of the last round{fitted}; public images without labels",
+                f"{_what_is_read(context)}{fitted}; public images without labels",
                 GATES,
                 target=Condition("this plan", _scored(game, guesses, name)),
                 positive=positive,
@@ -231,6 +245,17 @@ def _evidence(context: Context, game: _Game, guesses: Sequence[Mapping[str, Tens
             )
         )
     return found
+
+
+def _subject(context: Context, *, plain: bool) -> Subject | int:
+    if context.plan.traits.computes_on_shares:
+        return "sealed model"
+    return 0 if plain else 1
+
+
+def _what_is_read(context: Context) -> str:
+    sealed = context.plan.traits.computes_on_shares
+    return "what it makes of the masked weights of a round" if sealed else "the model of the last round"
 
 
 def _scored(
@@ -262,9 +287,10 @@ def _picture(game: _Game, guess: Mapping[str, Tensor]) -> Picture:
 
 def applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
     """Whether the data are images is known once they are loaded: `run` returns nothing if they are not."""
-    return "" if has_line(guarantee, 0, 1) else "the plan shows no client a model"
+    shown = has_line(guarantee, 0, 1) or has_subject(guarantee, "sealed model")
+    return "" if shown else "the plan shows no client a model"
 
 
 EXPERIMENT = Experiment(
-    "model-inversion", "Model inversion by a curious client (GMI)", (0, 1), applies, run, weight=40.0
+    "model-inversion", "Model inversion by a curious client (GMI)", (0, 1, "sealed model"), applies, run, weight=40.0
 )

@@ -28,7 +28,12 @@ WEIGHED: Final = Metric("weights told from another", "high", is_rate=True, digit
 
 
 def matched(context: Context, attacker: Attacker, runs: Runs) -> list[Evidence]:
-    """What this adversary finds by matching; nothing where it cannot, or where no claim is about it."""
+    """What this adversary finds by matching; nothing where it cannot, or where no claim is about it.
+
+    In sealed training an upload is one of two parts, and follows from no batch: `sealed-worlds` matches what there is.
+    """
+    if context.plan.traits.computes_on_shares:
+        return []
     if not isinstance(attacker.tests, str) or not attacker.sees_uploads or context.plan.traits.adds_noise:
         return []
     if asks(context) and attacker.adversary == "eavesdropper":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bilateral.audit.experiment import Context
 from bilateral.audit.recording import Recording, record
@@ -129,11 +129,18 @@ def game_plan(plan: RunPlan, table: Table, num_rounds: int) -> RunPlan:
 
 
 def play(
-    plan: RunPlan, table: Table, coins: Sequence[int], on_round: Callable[[int, int], None], *, swap: bool
+    plan: RunPlan,
+    table: Table,
+    coins: Sequence[int],
+    on_round: Callable[[int, int], None],
+    *,
+    swap: bool,
+    before_round: Callable[[int, nn.Module], None] = lambda _round_index, _model: None,
 ) -> Match:
     """A run with one trial a coin, and one more round, whose model shows the last trial's sum.
 
     Without `swap` the first client has x in every round, whatever the coin says: both worlds are the same.
+    `before_round`: as in `record`.
     """
     plan = game_plan(plan, table, len(coins) + 1)
     federation = _numbered(plan, table)
@@ -151,7 +158,7 @@ def play(
             worlds[number] = coin
     shares = {name: _share(bank.subset(rows), federation) for name, rows in zip(table.names, chosen, strict=False)}
     dealt = replace(federation, shares={**federation.shares, **shares})
-    return Match(record(plan, dealt, on_round=on_round), worlds, table)
+    return Match(record(plan, dealt, on_round=on_round, before_round=before_round), worlds, table)
 
 
 def _is_poisson(plan: RunPlan) -> bool:

@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from bilateral.audit.views import View
 from bilateral.protocols.mask import shamir
-from bilateral.protocols.mask.fixed_point import FixedPointFormat, decode_sum
+from bilateral.protocols.mask.fixed_point import decode_sum
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing, roster_digest
 from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening, RevealedShares, Roster
 from bilateral.protocols.mask.prg import add_masks, bound_seed
+from bilateral.protocols.mask.ring_words import RingWords, UploadFormat, format_of
 from bilateral.protocols.mask.sealing import Occasion
 from bilateral.protocols.mask.survivors import mask_sign
 from bilateral.protocols.membership import ClipNorm
@@ -34,18 +36,21 @@ class RingUpload:
     """An upload in the ring: its rows one after the other and its weight (int64), and the format of its rows."""
 
     values: Tensor = field(repr=False)
-    form: FixedPointFormat
+    form: UploadFormat
     num_parameters: int
+    """Of a row."""
 
     @property
     def row_lengths(self) -> list[int]:
         """Of every term, of the statistics, and 1 for the weight."""
-        terms = [self.num_parameters] * self.form.num_terms
+        terms = [self.num_parameters] * (1 if isinstance(self.form, RingWords) else self.form.num_terms)
         return [*terms, len(self.values) - sum(terms) - 1, 1]
 
 
 def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[str, KeyRing]) -> Upload | None:
     """The weighted upload as read in fixed point (weight 1), or None if there is no masked upload in the view.
+
+    Ring words stay words.
 
     `rings`: the keys of the clients that the adversary is.
     """
@@ -53,6 +58,8 @@ def stripped_upload(view: View, round_index: int, client: str, rings: Mapping[st
     if found is None:
         return None
     *terms, num_statistics, _ = found.row_lengths
+    if isinstance(found.form, RingWords):
+        return Upload(round_index, 1, found.values[None, :-1], torch.zeros(0, dtype=torch.float64))
     shape = (len(terms), found.num_parameters)
     read = decode_sum(found.values, found.form, round_index, shape, num_statistics)
     return Upload(round_index, 1, read.terms, read.statistics)
@@ -78,10 +85,11 @@ def stripped_values(view: View, round_index: int, client: str, rings: Mapping[st
                 pair_seed = occasion.pair_secret(ring, other, "mask")
                 seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
                 break
-    values, count = masked.values.clone(), len(model.parameters)
-    num_terms = len(opening.fraction_bits) - 1
+    values, form = masked.values.clone(), format_of(opening)
+    has_words = isinstance(form, RingWords)
+    count, num_terms = (len(values) - 1, 1) if has_words else (len(model.parameters), len(opening.fraction_bits) - 1)
     add_masks(values.numpy(), seeds, [count] * num_terms + [len(values) - num_terms * count])
-    return RingUpload(values, FixedPointFormat(opening.fraction_bits, len(opening.participants)), count)
+    return RingUpload(values, form, count)
 
 
 def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> list[bytes]:

@@ -21,6 +21,8 @@ from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import RoundModel, Upload
 
 _RING_UNIT = 2.0**-63
+_MADE_UP = 0.1
+"""Spread of the weights of who has none to go by."""
 
 
 def true_model(facts: Facts) -> GradientModel:
@@ -37,10 +39,15 @@ def client_model(facts: Facts) -> GradientModel:
 
 
 def sent_parameters(view: View, round_index: int) -> Tensor:
-    """What clients were sent to train on in a round."""
+    """What clients were sent to train on in a round; in sealed training, the closest that the adversary has."""
     message = view.message(RoundModel, round_index=round_index)
     assert message is not None, f"no model of round {round_index} in this view"
-    return message.parameters
+    if message.parameters.numel():
+        return message.parameters
+    if view.server_rounds:  # in sealed training nobody was sent any, but the server has them
+        return view.server_round(round_index).parameters.float()
+    made_up = torch.Generator().manual_seed(0)
+    return torch.randn(view.facts.graph.num_parameters, generator=made_up) * _MADE_UP
 
 
 def upload_of(view: View, round_index: int, client: str) -> Upload | MaskedUpload | None:
@@ -72,7 +79,7 @@ def own_gradient(view: View, round_index: int, client: str) -> Tensor | None:
     upload = upload_of(view, round_index, client)
     if isinstance(upload, MaskedUpload):
         upload = stripped_upload(view, round_index, client, {})
-    return None if upload is None else view.server_round(round_index).gradient_of(upload)
+    return None if upload is None else view.server_round(round_index).gradient_of(upload, client)
 
 
 def sum_gradient(view: View, round_index: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -45,7 +45,7 @@ def read_upload(view: View, round_index: int, client: str, *, adaptive: bool) ->
     upload = view.message(Upload, round_index=round_index, sender=client)
     held = view.server_round(round_index)
     if adaptive:
-        return held.gradient_of(upload) if upload is not None else held.recovered()
+        return held.gradient_of(upload, client) if upload is not None else held.recovered()
     if upload is not None:
         return _sized(upload.terms[0], view)
     masked = view.message(MaskedUpload, round_index=round_index, sender=client)

@@ -116,6 +116,7 @@ def encoded(upload: Upload, form: FixedPointFormat) -> NDArray[np.int64]:
 def residual(seen: RingUpload, candidates: tuple[Upload, Upload]) -> Residual:
     """The upload that was seen, masks taken off, minus each candidate; without the weight."""
     upload = seen.values[:-1].numpy().view(np.uint64)
+    assert isinstance(seen.form, FixedPointFormat), "ring words follow from no batch"
     expected = np.stack([encoded(candidate, seen.form) for candidate in candidates])
     sizes = [np.sqrt(np.square(row.astype(np.float64)).mean()) for row in expected]
     slack = max(_LEAST_SLACK, 2.0**-_SLACK_BITS * float(max(sizes)))

@@ -30,6 +30,7 @@ from bilateral.audit.topics.inversion.attacks.uploads import (
     as_rows,
     client_model,
     rows_of,
+    sent_parameters,
     sum_gradient,
     true_model,
     upload_of,
@@ -119,7 +120,7 @@ def naive_reading(view: View, round_index: int, known: Suspicion) -> float:
     uploads = [upload_of(view, round_index, name) for name in (known.first, known.second)]
     if uploads[0] is None or uploads[1] is None:
         return 0.0
-    parameters = _sent(view, round_index)
+    parameters = sent_parameters(view, round_index)
     first, second = (rows_of(one, len(parameters))[0] for one in uploads if one is not None)
     return _cosine(first - second, _expected(view, round_index, parameters, known, sent=True))
 
@@ -131,9 +132,12 @@ def adaptive_reading(view: View, round_index: int, known: Suspicion) -> float:
         return 0.0
     if not view.server_rounds:
         first, second = (one.terms[0].double() for one in uploads if one is not None)
-        return _cosine(first - second, _expected(view, round_index, _sent(view, round_index), known, sent=True))
+        return _cosine(
+            first - second, _expected(view, round_index, sent_parameters(view, round_index), known, sent=True)
+        )
     held = view.server_round(round_index)
-    first, second = (held.gradient_of(one) for one in uploads if one is not None)
+    named = zip(uploads, (known.first, known.second), strict=True)
+    first, second = (held.gradient_of(one, name) for one, name in named if one is not None)
     return _cosine(first - second, _expected(view, round_index, held.parameters, known, sent=False))
 
 
@@ -157,9 +161,11 @@ def _readings(view: View, round_index: int, known: Suspicion, *, adaptive: bool)
     if not adaptive:
         return
     yield ADAPTIVE_READING, adaptive_reading(view, round_index, known)
-    before = _sent(view, round_index)
+    before = sent_parameters(view, round_index)
     after = view.message(RoundModel, round_index=round_index + 1)
-    if after is not None:  # where the model is sent as it is, this is the sum
+    if (
+        after is not None and after.parameters.shape == before.shape
+    ):  # where the model is sent as it is, this is the sum
         change = (after.parameters - before).double()
         yield "change of the model", _cosine(change, _expected(view, round_index, before, known, sent=True))
     if view.server_rounds:
@@ -225,12 +231,6 @@ def _centred(run: Sequence[Figures], names: Sequence[str]) -> FloatArray:
 def _unmasked(view: View, round_index: int, client: str, known: Suspicion) -> Upload | None:
     plain = view.message(Upload, round_index=round_index, sender=client)
     return plain or stripped_upload(view, round_index, client, known.rings)
-
-
-def _sent(view: View, round_index: int) -> Tensor:
-    message = view.message(RoundModel, round_index=round_index)
-    assert message is not None, f"no model of round {round_index} in this view"
-    return message.parameters
 
 
 def _expected(view: View, round_index: int, parameters: Tensor, known: Suspicion, *, sent: bool) -> Tensor:

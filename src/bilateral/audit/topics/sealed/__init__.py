@@ -1,0 +1,1 @@
+"""Sealed training: what clients, server, dealers and those who collude make of its steps; and crafted models."""

@@ -1,0 +1,1 @@
+"""What an adversary of sealed training computes, from a view."""

@@ -1,0 +1,184 @@
+"""Sealed training that is weak somewhere, every result still right: each is judged broken, and the real one is not."""
+
+import pytest
+import torch
+from tests.audit.topics.sealed.harness import context_for, plain_gradient, played, relative
+
+from bilateral.audit.topics.sealed.sealed_worlds import matched
+from bilateral.audit.verdict import judge
+from bilateral.protections.sealed import dealing
+from bilateral.protections.sealed.boxes import BoxContent, seal_box
+from bilateral.protocols.share.gates import sealed as comparisons
+from bilateral.protocols.share.ring.streams import Stream
+from bilateral.protocols.share.training import parties, roles
+from bilateral.protocols.share.training.parties import deal
+
+TRIALS = 18
+CLIENT, SERVER, DEALER = ("curious client", False), ("curious server", True), ("dealer", False)
+
+
+def bare_weights(patch):
+    """The server sends its weights as they are."""
+
+    def none(terms, seed, layer):
+        del seed
+        shape = terms.linear_steps[layer].weight_shape(terms.linear_sources[layer])
+        return torch.zeros(shape, dtype=torch.int64)
+
+    patch.setattr(roles, "weight_masks", none)
+    patch.setattr(parties, "weight_masks", none)
+
+
+def one_mask_for_all_rounds(patch):
+    """B and B' come again in every round, whatever the seed."""
+
+    class Repeated(Stream):
+        def __init__(self, seed, purpose, number, size):
+            super().__init__(bytes(32) if purpose in ("value mask", "delta mask") else seed, purpose, number, size)
+
+    patch.setattr(roles, "Stream", Repeated)
+
+
+def one_seed_for_both(patch):
+    """The dealer tells the server the seed that it has in common with the client."""
+
+    def deal_for(self, keys, client, round_index):
+        seed = self._randomness.child("round", round_index, client).random_bytes(32)
+        step = self._terms.step(client, round_index)
+        content = BoxContent(seed, deal(step, seed, seed))
+        return seed, seal_box(keys, client, round_index, step.digest, content)
+
+    patch.setattr(dealing.Dealing, "_deal_for", deal_for)
+
+
+def one_box_for_all_rounds(patch):
+    """A dealer that repeats itself: the same seeds, and the same box, in every round."""
+
+    def deal_for(self, keys, client, round_index):
+        draws = self._randomness.child("always", client)
+        with_server, with_client = draws.random_bytes(32), draws.random_bytes(32)
+        step = self._terms.step(client, round_index)
+        content = BoxContent(with_client, deal(step, with_server, with_client))
+        return with_server, seal_box(keys, client, round_index, step.digest, content)
+
+    patch.setattr(dealing.Dealing, "_deal_for", deal_for)
+
+
+def betas_that_are_zero(patch):
+    """Signs of comparisons are opened as they are."""
+    by_first, by_second = comparisons._drawn_by_first, comparisons._drawn_by_second
+
+    def first(stream, width):
+        r, bits, own, selection = by_first(stream, width)
+        own = own.clone()
+        own[0] = 0
+        return r, bits, own, selection
+
+    def second(stream, width):
+        r, own = by_second(stream, width)
+        own = own.clone()
+        own[0] = 0
+        return r, own
+
+    patch.setattr(comparisons, "_drawn_by_first", first)
+    patch.setattr(comparisons, "_drawn_by_second", second)
+
+
+def betas_that_are_biased(patch):
+    """Seven of eight betas are zero."""
+    by_first, by_second = comparisons._drawn_by_first, comparisons._drawn_by_second
+
+    def thinned(own):
+        own = own.clone()
+        own[0] &= 0x0101010101010101
+        return own
+
+    def first(stream, width):
+        r, bits, own, selection = by_first(stream, width)
+        return r, bits, thinned(own), selection
+
+    def second(stream, width):
+        r, own = by_second(stream, width)
+        return r, thinned(own)
+
+    patch.setattr(comparisons, "_drawn_by_first", first)
+    patch.setattr(comparisons, "_drawn_by_second", second)
+
+
+def corrections_in_the_clear(patch):
+    """The client is dealt e itself, and not a share of it."""
+
+    class Bare(Stream):
+        def __init__(self, seed, purpose, number, size):
+            super().__init__(seed, purpose, number, size)
+            self._is_gradient = purpose == "gradient"
+
+        def words(self, *shape):
+            found = super().words(*shape)
+            return torch.zeros_like(found) if self._is_gradient else found
+
+    patch.setattr(roles, "Stream", Bare)
+
+
+@pytest.mark.parametrize(
+    ("weaken", "breaks"),
+    [
+        (bare_weights, (CLIENT, DEALER)),
+        (one_mask_for_all_rounds, (SERVER,)),
+        (one_seed_for_both, (SERVER, CLIENT)),
+        (one_box_for_all_rounds, (SERVER, CLIENT)),
+        (betas_that_are_zero, (SERVER, CLIENT)),
+        (betas_that_are_biased, (SERVER, CLIENT)),
+        (corrections_in_the_clear, (CLIENT,)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_was_weakened_is_judged_broken_and_its_gradient_is_still_right(weaken, breaks, monkeypatch):
+    context = context_for(**{"federation.clients": 3})
+    weaken(monkeypatch)
+    match, adversaries = played(context, TRIALS)
+    recording = match.sealed.recording
+    assert relative(recording.server_round(1).recovered(), plain_gradient(recording, 1)) < 1e-4
+    for who in breaks:
+        found = judge(matched(context, adversaries[who], match))
+        assert found.verdict == "broken", (who, found.reason)
+        assert found.evidence.target.scores[0].mean >= 0.9
+
+
+def test_of_real_sealing_nobody_finds_anything_but_pairs_that_collude():
+    context = context_for()
+    match, adversaries = played(context, TRIALS)
+    found = {who: judge(matched(context, one, match)) for who, one in adversaries.items()}
+    for who, one in found.items():
+        assert one.evidence.positive.scores[0].mean == 1.0, who
+    colluding = {("client with its dealer", False), ("server with a client's dealer", True)}
+    assert {who for who, one in found.items() if one.verdict == "broken"} == colluding
+    assert {who for who, one in found.items() if one.evidence.target.scores[0].mean == 1.0} == colluding
+    assert len(found) == 8
+
+
+def test_without_a_dealer_among_them_matching_has_no_reason_to_prefer_a_world():
+    from bilateral.audit.topics.sealed.attacks import step_matching
+
+    context = context_for()
+    match, adversaries = played(context, 6)
+    for who, adversary in adversaries.items():
+        if who[0] in ("client with its dealer", "server with a client's dealer"):
+            continue
+        view = match.view(adversary)
+        sights = {
+            index: step_matching._sight(view, match.suspect, index, match.worlds, of_batches=adversary.of_batches)
+            for index in match.rounds
+        }
+        for index, sight in sights.items():
+            others = [other for number, other in sights.items() if number != index]
+            assert [step_matching._score(sight, world, others) for world in (0, 1)] == [0.0, 0.0], who
+
+
+def test_a_named_dealer_alone_has_nothing_to_match():
+    context = context_for(**{"federation.clients": 3, "federation.dealer": "auditor"})
+    match, adversaries = played(context, 3)
+    view = match.view(adversaries[DEALER])
+    assert all(not seen.weights and not seen.told_by_server and not seen.told_by_client for seen in view.steps)
+    assert ("server with another client's dealer", True) not in adversaries
+    assert ("colluding clients", False) in adversaries
