@@ -22,12 +22,13 @@ from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.share.serving.terms import REVEALS, Reveal
 from bilateral.randomness import SecureRandomness
 from bilateral.serving.folder import Kit, ServingFolder
-from bilateral.serving.guarantee import serving_guarantee
+from bilateral.serving.guarantee import questions_that_read, serving_guarantee
 from bilateral.serving.model import ServedModel
 from bilateral.serving.server import AnswerServer, Conditions
 from bilateral.serving.sockets import Reception, deal_for
 
-DEFAULT_QUESTIONS = 1000
+DEFAULT_QUESTIONS = 500
+"""Below what reads the model of a default run (`questions_that_read`: 897)."""
 OWN_DEALER = "dealer"
 """Its name where this command starts it."""
 RevealOption = Annotated[
@@ -157,11 +158,21 @@ def _own_dealer(folder: ServingFolder | None) -> Iterator[Callable[[], None]]:
         process.wait()
 
 
+def _warn_of_many(served: ServedModel, conditions: Conditions, num_clients: int) -> None:
+    enough, allowed = questions_that_read(served.circuit, conditions.reveal), conditions.limit * num_clients
+    if allowed >= enough:
+        err.print(
+            f"[bold]Warning[/] {allowed} questions of all clients are enough to read the whole model, for clients that "
+            f"do not follow the protocol: some {enough} are. Allow fewer (--questions, --client)."
+        )
+
+
 def _print_service(
     served: ServedModel, folder: ServingFolder, server: AnswerServer, deals_here: bool, *, json: bool
 ) -> None:
     conditions = server.conditions
-    guarantee = serving_guarantee(folder.dealer, conditions.reveal, conditions.limit).as_dict()
+    guarantee = serving_guarantee(folder.dealer, served.circuit, conditions.reveal, conditions.limit).as_dict()
+    _warn_of_many(served, conditions, len(folder.clients))
     kits = {name: str(folder.kit(name)) for name in (*folder.clients, folder.dealer)}
     used = {name: counter.used for name, counter in server.counters.items()}
     if json:

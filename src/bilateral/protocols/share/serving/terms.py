@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, cast, get_args
@@ -41,6 +42,14 @@ class QuestionTerms(StepTerms):
     @property
     def num_outputs(self) -> int:
         return self.circuit.output.size
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights and biases of the linear layers, frozen ones too."""
+        shapes = [
+            layer.weight_shape(source) for layer, source in zip(self.linear_steps, self.linear_sources, strict=True)
+        ]
+        return sum(math.prod(shape) + shape[0] for shape in shapes)
 
     @property
     def answers_with_product(self) -> bool:
