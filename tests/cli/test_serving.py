@@ -175,5 +175,20 @@ def test_a_limit_that_gives_the_model_away_is_warned_of(bilateral, run, monkeypa
     assert "300 questions of all clients" in " ".join(shared.err.split())
 
 
+def test_whoever_names_a_third_party_is_told_to_keep_no_copy_of_its_kit(bilateral, run, monkeypatch):
+    monkeypatch.setattr(Reception, "serve", lambda *_: None)
+    outcome = bilateral("serve", run, "--questions", 20, "--dealer", "auditor")
+    said = " ".join(outcome.out.split())
+    assert (
+        outcome.code == 0 and "only if no copy stays" in said and "with auditor's kit whoever has it can deal" in said
+    )
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+def test_a_port_that_is_none_is_refused_before_anything_is_written(bilateral, run, tmp_path, port):
+    outcome = bilateral("serve", run, "--port", port)
+    assert outcome.code == 2 and "Traceback" not in outcome.err and not (tmp_path / "out" / "serving").exists()
+
+
 def test_the_default_limit_does_not_give_the_model_of_a_default_run_away():
     assert DEFAULT_QUESTIONS * 10 < 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10  # digits, mlp-3

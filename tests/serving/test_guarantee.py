@@ -27,6 +27,16 @@ def test_the_guarantee_says_what_a_client_reads_that_deviates_and_whether_the_li
     assert "enough for that" in leaks(limit=enough)[deviates]
 
 
+def test_the_server_is_claimed_blind_only_where_it_keeps_no_copy_of_the_kits_that_it_made():
+    (claim,) = [c for c in serving_guarantee("d", CIRCUIT, "class", 5).claims if c.subject == "sealed batch"]
+    assert "keeps no copy of the kits that it made" in claim.assumption
+    assert "secret identities of d and the clients" in leaks()["a server that kept a copy of the kits", 17]
+
+
+def test_the_count_of_sums_is_said_to_tell_a_party_that_deviates():
+    assert "some bits a question" in leaks()["a client or a server that does not follow the protocol", 17]
+
+
 def test_a_client_that_shifts_its_shares_reads_the_last_layer(monkeypatch):
     """A negative control: this is why the leak is in the guarantee."""
     one, far = 1 << 20, 1 << 30

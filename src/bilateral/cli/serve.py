@@ -44,11 +44,16 @@ def serve_command(
     ] = None,
     dealer: Annotated[
         str | None,
-        typer.Option(help="A third party that deals, with a kit of its own.", show_default="a process of this machine"),
+        typer.Option(
+            help="A third party that deals, with a kit made here: keep no copy of it.",
+            show_default="a process of this machine",
+        ),
     ] = None,
     questions: Annotated[int, typer.Option(help="So many questions for each client, ever.", min=1)] = DEFAULT_QUESTIONS,
     reveal: RevealOption = "logits",
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 keeps the last one, or takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1; 0 keeps the last one, or takes a free one.", min=0, max=65535)
+    ] = 0,
     model: Annotated[
         str | None,
         typer.Option(help="package.module:function, if the run's model is your own.", show_default=False),
@@ -61,8 +66,10 @@ def serve_command(
 ) -> None:
     """Answer clients with a run's model, which stays here: they learn answers, and this server no question.
 
-    Every client and the dealer get a kit, in RUN/serving/kits: give it to them. Questions are counted in
-    RUN/serving/questions when they are asked, whatever comes of them. Ctrl-C stops; the counts stay.
+    Every client and the dealer get a kit, in RUN/serving/kits: give it to them, and keep no copy. Their secret
+    identities are drawn here, so whoever keeps the kits can deal in the dealer's name and read every question.
+    Questions are counted in RUN/serving/questions when they are asked, whatever comes of them. Ctrl-C stops; the
+    counts stay.
 
     Examples:
 
@@ -188,6 +195,7 @@ def _print_service(
                 "dealer": folder.dealer,
                 "dealer_here": deals_here,
                 "kits": kits,
+                "identities_drawn_by": "server",
                 "guarantee": guarantee,
             }
         )
@@ -205,4 +213,8 @@ def _print_service(
         )
     else:
         out.print(f"  {escape(folder.dealer)}: {escape(shlex.join(['bilateral', 'deal', kits[folder.dealer]]))}")
+        out.print(
+            f"  These kits were made here, with everybody's secret identity: questions are hidden from this server "
+            f"only if no copy stays. Move them out: with {escape(folder.dealer)}'s kit whoever has it can deal."
+        )
     print_guarantee(guarantee)

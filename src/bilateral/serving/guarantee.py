@@ -40,7 +40,8 @@ def serving_guarantee(dealer: str, circuit: Circuit, reveal: Reveal, limit: int)
             "sealed batch",
             "inputs, activations and answers: the server learns how many questions were asked, and by whom",
             "server",
-            f"{dealer} does not tell it what it dealt to that client; {follows}",
+            f"{dealer} does not tell it what it dealt to that client; whoever runs `serve` keeps no copy of the kits "
+            f"that it made; {follows}",
         ),
         Claim(
             "sealed dealing",
@@ -65,8 +66,14 @@ def serving_guarantee(dealer: str, circuit: Circuit, reveal: Reveal, limit: int)
         ),
         Leak("whether a number left its range, and of how many random sums: such a question has no answer",
              "server and asking client", 17),
+        Leak("any number of the other side's that is compared (activations, logits where only classes are revealed): "
+             "it shifts its shares, and the count of sums beyond their limits tells it on which side of its limit the "
+             "number is, some bits a question; the other side sees no count if it told its own first",
+             "a client or a server that does not follow the protocol", 17),
         Leak("the model, if they tell each other what they know", f"a client and {dealer}", 17),
         Leak("that client's inputs and answers, if they tell each other what they know",
              f"the server and {dealer}", 17),
+        Leak(f"clients' inputs and answers: it drew the secret identities of {dealer} and the clients, and whoever has "
+             "a copy of these kits deals in that name, unnoticed", "a server that kept a copy of the kits", 17),
     )  # fmt: skip
     return Guarantee("answering on shares", claims, leaks)
