@@ -132,7 +132,7 @@ def deal_command(
     err.print(f"{own.name} deals. Ctrl-C stops.")
     with ProgressBar("questions dealt for", quiet=quiet) as bar:
         deal_for(own, SecureRandomness(), lambda count: bar.update(count, max(count, 1)))
-    err.print("The server has stopped.")
+    err.print("The server has stopped, or another process deals with this kit.")
 
 
 def checked_reveal(reveal: str) -> Reveal:

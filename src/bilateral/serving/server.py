@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.gates.talk import Speaker
 from bilateral.protocols.share.serving.parties import AnsweringParty, masked_weights, weight_masks
 from bilateral.protocols.share.serving.terms import Reveal, question_terms
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness
 from bilateral.serving.messages import (
     NOT_DONE,
@@ -87,6 +89,13 @@ class AnswerServer:
         if client not in self.counters or client not in self.pinned:
             raise ProtocolError(f"{client!r} is no client of this service.", remedy="Give it a kit: --client NAME.")
         return AnswerSession(self, client)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """No message from a client or the dealer is larger."""
+        circuit, reveals = self.model.circuit, (self.conditions.reveal, "class")
+        shown = [reveal for reveal in reveals if reveal == "logits" or circuit.output.size > 1]
+        return max(question_terms(circuit, self.model.batch_size, reveal, SERVER).most_bytes for reveal in shown)
 
     def ask_dealer(self, message: Message, expected: type[M]) -> M:
         reply = self._tell_dealer(message)

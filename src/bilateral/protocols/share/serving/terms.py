@@ -16,6 +16,7 @@ from bilateral.protocols.share.training.terms import Loss, StepShape, StepTerms
 Reveal = Literal["logits", "class"]
 REVEALS: Final = get_args(Reveal)
 MOST_CLASSES: Final = 1 << 20
+_OVERHEAD_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,15 @@ class QuestionTerms(StepTerms):
         """Names these terms and no others."""
         facts = ["bilateral question v1", self.circuit.to_json(), self.batch_size, self.reveal]
         return hashlib.sha256(json.dumps(facts).encode()).digest()
+
+    @property
+    def most_bytes(self) -> int:
+        """No message of a question is larger, from any party to another, its circuit and other facts aside.
+
+        A dealt word goes with every word that is opened, but for values that go under a mask of a seed.
+        """
+        words = self.batch_size * sum(math.prod(value.shape) for value in self.circuit.values)
+        return 2 * self.shape_of_step.dealt_bytes + 16 * words + _OVERHEAD_BYTES
 
     @cached_property
     def shape_of_step(self) -> StepShape:
