@@ -9,8 +9,10 @@ import threading
 import numpy as np
 import pytest
 
+from bilateral.cli.serve import DEFAULT_QUESTIONS
 from bilateral.serving.asking import AskingSession
 from bilateral.serving.folder import Kit
+from bilateral.serving.sockets import Reception
 
 QUICK = (
     "--data", "breast-cancer", "--model", "mlp-3", "--clients", 3, "--rounds", 4, "--set", "model.options={width = 8}",
@@ -160,3 +162,33 @@ def test_three_processes_answer_count_and_refuse(bilateral, run, tmp_path):
     assert Kit.read(kit).port > 0
     gone = bilateral("ask", kit, "--data", "breast-cancer")
     assert gone.code == 2 and "Start `bilateral serve` there first" in gone.err
+
+
+def test_a_limit_that_gives_the_model_away_is_warned_of(bilateral, run, monkeypatch):
+    monkeypatch.setattr(Reception, "serve", lambda *_: None)
+    many = bilateral("serve", run, "--questions", 300, "--json")
+    assert many.code == 0 and "read the whole model" in many.err
+    assert any("enough for that" in leak["what"] for leak in many.json["guarantee"]["leaks"])
+    few = bilateral("serve", run, "--questions", 20, "--json")
+    assert few.code == 0 and "read the whole model" not in few.err
+    shared = bilateral("serve", run, "--questions", 100, "--json", *(("--client", "a", "--client", "b")))
+    assert "300 questions of all clients" in " ".join(shared.err.split())
+
+
+def test_whoever_names_a_third_party_is_told_to_keep_no_copy_of_its_kit(bilateral, run, monkeypatch):
+    monkeypatch.setattr(Reception, "serve", lambda *_: None)
+    outcome = bilateral("serve", run, "--questions", 20, "--dealer", "auditor")
+    said = " ".join(outcome.out.split())
+    assert (
+        outcome.code == 0 and "only if no copy stays" in said and "with auditor's kit whoever has it can deal" in said
+    )
+
+
+@pytest.mark.parametrize("port", [70000, -1])
+def test_a_port_that_is_none_is_refused_before_anything_is_written(bilateral, run, tmp_path, port):
+    outcome = bilateral("serve", run, "--port", port)
+    assert outcome.code == 2 and "Traceback" not in outcome.err and not (tmp_path / "out" / "serving").exists()
+
+
+def test_the_default_limit_does_not_give_the_model_of_a_default_run_away():
+    assert DEFAULT_QUESTIONS * 10 < 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10  # digits, mlp-3

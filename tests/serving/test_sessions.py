@@ -28,13 +28,13 @@ from bilateral.serving.messages import (
     AnswerTurn,
     AnswerTurnReply,
     Ask,
+    AskingRequest,
     DealAnswers,
     DealingOpened,
     Joined,
     OpenDealing,
     Refused,
     Service,
-    SessionRequest,
 )
 
 
@@ -190,7 +190,7 @@ def test_a_service_of_classes_reveals_no_logits():
         (Ask(-1, 2, "class"), "expected asking 0"),
         (Ask(0, 2, "weights"), "cannot be answered"),
         (AnswerTurn(0, 0, ()), "out of turn"),
-        (SessionRequest(), "out of turn"),
+        (AskingRequest(), "out of turn"),
         (Joined(), "out of turn"),
         (KeyAnnouncement(b"", "anna", b"", b"", b""), "out of turn"),
         (Service("", "", 1, 1, 1, "", "", "", (), ()), "out of turn"),

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 import pytest
 from tests.serving.harness import NET, inputs, served
 
-from bilateral.engine.remote.loopback import HOST
+from bilateral.engine.remote.loopback import HOST, LostConnectionError, connect
 from bilateral.errors import DeploymentError, ProtocolError
 from bilateral.protocols.share.serving.terms import REVEALS
 from bilateral.randomness import SecureRandomness
@@ -23,6 +23,7 @@ def service(tmp_path, *, limit=30, deals=True):
     randomness, said = SecureRandomness(), []
     folder = ServingFolder(tmp_path, "auditor", ("anna", "carol"), randomness)
     reception = Reception(folder, 0, said.append)
+    reception.said = said
     server = AnswerServer(
         served(), Conditions(limit), "auditor", reception.dealer.tell, folder.counters(), folder.pinned, randomness
     )
@@ -112,6 +113,42 @@ def test_a_visitor_who_sends_rubbish_harms_nobody(tmp_path):
         with asking(folder) as anna:
             anna.open()
             assert anna.ask(inputs(1), "class").shape == (1,)
+
+
+def test_a_frame_that_no_question_needs_is_refused_before_there_is_memory_for_it(tmp_path):
+    with service(tmp_path) as (folder, reception), asking(folder) as anna:
+        kit = Kit.read(folder.kit("carol"))
+        with closing(connect(kit.port, bytes.fromhex(kit.token), "carol", "server", ())) as carol:
+            carol._socket.setblocking(True)
+            carol._socket.sendall((1 << 30).to_bytes(8, "little"))
+            with pytest.raises(LostConnectionError):
+                carol.receive()
+        assert any("carol is sent away: Expected a frame of 1 to" in text for text in reception.said)
+        anna.open()
+        assert anna.ask(inputs(1), "class").shape == (1,)
+
+
+def test_a_second_dealer_is_refused_and_the_first_stays(tmp_path):
+    with service(tmp_path) as (folder, reception), asking(folder) as anna:
+        anna.open()
+        deal(folder)  # returns at once: it is turned away
+        assert any("A second visitor with the kit of auditor was turned away" in text for text in reception.said)
+        assert anna.ask(inputs(1), "class").shape == (1,)
+
+
+def test_a_dealer_that_went_is_followed_by_the_next(tmp_path):
+    with service(tmp_path, deals=False) as (folder, reception):
+        kit = Kit.read(folder.kit("auditor"))
+        connect(kit.port, bytes.fromhex(kit.token), "auditor", "server", ()).close()
+        wait_for(lambda: reception.dealer.is_there)
+        thread = threading.Thread(target=deal, args=(folder,), daemon=True)
+        thread.start()
+        wait_for(lambda: sum("is there, to deal" in text for text in reception.said) == 2)
+        with asking(folder) as anna:
+            anna.open()
+            assert anna.ask(inputs(1), "class").shape == (1,)
+        reception.stop.set()
+        thread.join(SECONDS)
 
 
 def test_where_no_server_listens_the_error_says_what_to_start(tmp_path):

@@ -234,7 +234,7 @@ def _print(
 ) -> None:
     service, found = session.service, answers.found
     metrics = _metrics(answers, targets)
-    guarantee = serving_guarantee(service.dealer, answers.reveal, service.limit).as_dict()
+    guarantee = serving_guarantee(service.dealer, session.circuit, answers.reveal, service.limit).as_dict()
     used = None if is_simulation else {"used": session.used, "limit": service.limit}
     if json:
         labels = answers.predicted(found)

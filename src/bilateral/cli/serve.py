@@ -22,12 +22,13 @@ from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.share.serving.terms import REVEALS, Reveal
 from bilateral.randomness import SecureRandomness
 from bilateral.serving.folder import Kit, ServingFolder
-from bilateral.serving.guarantee import serving_guarantee
+from bilateral.serving.guarantee import questions_that_read, serving_guarantee
 from bilateral.serving.model import ServedModel
 from bilateral.serving.server import AnswerServer, Conditions
 from bilateral.serving.sockets import Reception, deal_for
 
-DEFAULT_QUESTIONS = 1000
+DEFAULT_QUESTIONS = 500
+"""Below what reads the model of a default run (`questions_that_read`: 897)."""
 OWN_DEALER = "dealer"
 """Its name where this command starts it."""
 RevealOption = Annotated[
@@ -43,11 +44,16 @@ def serve_command(
     ] = None,
     dealer: Annotated[
         str | None,
-        typer.Option(help="A third party that deals, with a kit of its own.", show_default="a process of this machine"),
+        typer.Option(
+            help="A third party that deals, with a kit made here: keep no copy of it.",
+            show_default="a process of this machine",
+        ),
     ] = None,
     questions: Annotated[int, typer.Option(help="So many questions for each client, ever.", min=1)] = DEFAULT_QUESTIONS,
     reveal: RevealOption = "logits",
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 keeps the last one, or takes a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port on 127.0.0.1; 0 keeps the last one, or takes a free one.", min=0, max=65535)
+    ] = 0,
     model: Annotated[
         str | None,
         typer.Option(help="package.module:function, if the run's model is your own.", show_default=False),
@@ -60,8 +66,10 @@ def serve_command(
 ) -> None:
     """Answer clients with a run's model, which stays here: they learn answers, and this server no question.
 
-    Every client and the dealer get a kit, in RUN/serving/kits: give it to them. Questions are counted in
-    RUN/serving/questions when they are asked, whatever comes of them. Ctrl-C stops; the counts stay.
+    Every client and the dealer get a kit, in RUN/serving/kits: give it to them, and keep no copy. Their secret
+    identities are drawn here, so whoever keeps the kits can deal in the dealer's name and read every question.
+    Questions are counted in RUN/serving/questions when they are asked, whatever comes of them. Ctrl-C stops; the
+    counts stay.
 
     Examples:
 
@@ -124,7 +132,7 @@ def deal_command(
     err.print(f"{own.name} deals. Ctrl-C stops.")
     with ProgressBar("questions dealt for", quiet=quiet) as bar:
         deal_for(own, SecureRandomness(), lambda count: bar.update(count, max(count, 1)))
-    err.print("The server has stopped.")
+    err.print("The server has stopped, or another process deals with this kit.")
 
 
 def checked_reveal(reveal: str) -> Reveal:
@@ -157,11 +165,21 @@ def _own_dealer(folder: ServingFolder | None) -> Iterator[Callable[[], None]]:
         process.wait()
 
 
+def _warn_of_many(served: ServedModel, conditions: Conditions, num_clients: int) -> None:
+    enough, allowed = questions_that_read(served.circuit, conditions.reveal), conditions.limit * num_clients
+    if allowed >= enough:
+        err.print(
+            f"[bold]Warning[/] {allowed} questions of all clients are enough to read the whole model, for clients that "
+            f"do not follow the protocol: some {enough} are. Allow fewer (--questions, --client)."
+        )
+
+
 def _print_service(
     served: ServedModel, folder: ServingFolder, server: AnswerServer, deals_here: bool, *, json: bool
 ) -> None:
     conditions = server.conditions
-    guarantee = serving_guarantee(folder.dealer, conditions.reveal, conditions.limit).as_dict()
+    guarantee = serving_guarantee(folder.dealer, served.circuit, conditions.reveal, conditions.limit).as_dict()
+    _warn_of_many(served, conditions, len(folder.clients))
     kits = {name: str(folder.kit(name)) for name in (*folder.clients, folder.dealer)}
     used = {name: counter.used for name, counter in server.counters.items()}
     if json:
@@ -177,6 +195,7 @@ def _print_service(
                 "dealer": folder.dealer,
                 "dealer_here": deals_here,
                 "kits": kits,
+                "identities_drawn_by": "server",
                 "guarantee": guarantee,
             }
         )
@@ -194,4 +213,8 @@ def _print_service(
         )
     else:
         out.print(f"  {escape(folder.dealer)}: {escape(shlex.join(['bilateral', 'deal', kits[folder.dealer]]))}")
+        out.print(
+            f"  These kits were made here, with everybody's secret identity: questions are hidden from this server "
+            f"only if no copy stays. Move them out: with {escape(folder.dealer)}'s kit whoever has it can deal."
+        )
     print_guarantee(guarantee)

@@ -32,10 +32,10 @@ from bilateral.serving.messages import (
     AnswerTurn,
     AnswerTurnReply,
     Ask,
+    AskingRequest,
     Joined,
     Refused,
     Service,
-    SessionRequest,
 )
 
 M = TypeVar("M", bound=Message)
@@ -70,7 +70,7 @@ class AskingSession:
 
     def open(self) -> Service:
         """Agree on keys with the dealer, and hear what is served."""
-        request = self._say(SessionRequest(), KeyRequest)
+        request = self._say(AskingRequest(), KeyRequest)
         keys = KeyRing(self.name, request.run_id, self._identity, self._pinned, self._randomness)
         roster = self._say(keys.announce(), Roster)
         if roster.clients != tuple(sorted((self.name, self._dealer))):

@@ -2,7 +2,7 @@
 
 | from | to | message | the answer |
 |---|---|---|---|
-| asking | server | `SessionRequest` | `KeyRequest`; the server asks the dealer for its key too |
+| asking | server | `AskingRequest` | `KeyRequest`; the server asks the dealer for its key too |
 | asking | server | `KeyAnnouncement` | `Roster` |
 | asking | server | `Joined` | `Service`: what is served, and the weights under a mask |
 | asking | server | `Ask`: counted at once | `AnswerBegin`: the box of its dealer, the server's first words |
@@ -32,7 +32,7 @@ NOT_DONE: Final = "not done"
 
 
 @dataclass(frozen=True)
-class SessionRequest(Message):
+class AskingRequest(Message):
     """The first word of a session."""
 
 
@@ -137,7 +137,7 @@ class CloseDealing(Message):
     run_id: bytes
 
 
-TO_SERVER: Final = (SessionRequest, KeyAnnouncement, Joined, Ask, AnswerTurn)
+TO_SERVER: Final = (AskingRequest, KeyAnnouncement, Joined, Ask, AnswerTurn)
 TO_ASKING: Final = (KeyRequest, Roster, Service, AnswerBegin, AnswerTurnReply, Refused)
 TO_DEALER: Final = (KeyRequest, Roster, OpenDealing, DealAnswers, CloseDealing)
 FROM_DEALER: Final = (KeyAnnouncement, Joined, DealingOpened, AnswersDealt, Refused)

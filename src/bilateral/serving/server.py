@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.gates.talk import Speaker
 from bilateral.protocols.share.serving.parties import AnsweringParty, masked_weights, weight_masks
 from bilateral.protocols.share.serving.terms import Reveal, question_terms
+from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness
 from bilateral.serving.messages import (
     NOT_DONE,
@@ -31,6 +33,7 @@ from bilateral.serving.messages import (
     AnswerTurn,
     AnswerTurnReply,
     Ask,
+    AskingRequest,
     CloseDealing,
     DealAnswers,
     DealingOpened,
@@ -38,7 +41,6 @@ from bilateral.serving.messages import (
     OpenDealing,
     Refused,
     Service,
-    SessionRequest,
 )
 from bilateral.serving.model import ServedModel
 
@@ -87,6 +89,13 @@ class AnswerServer:
         if client not in self.counters or client not in self.pinned:
             raise ProtocolError(f"{client!r} is no client of this service.", remedy="Give it a kit: --client NAME.")
         return AnswerSession(self, client)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """No message from a client or the dealer is larger."""
+        circuit, reveals = self.model.circuit, (self.conditions.reveal, "class")
+        shown = [reveal for reveal in reveals if reveal == "logits" or circuit.output.size > 1]
+        return max(question_terms(circuit, self.model.batch_size, reveal, SERVER).most_bytes for reveal in shown)
 
     def ask_dealer(self, message: Message, expected: type[M]) -> M:
         reply = self._tell_dealer(message)
@@ -145,7 +154,7 @@ class AnswerSession:
                 return self._begin(message)
             case AnswerTurn() if self._asking is not None:
                 return self._turn(self._asking, message)
-            case SessionRequest() | KeyAnnouncement() | Joined() if (
+            case AskingRequest() | KeyAnnouncement() | Joined() if (
                 self._stage < len(_OPENING) and type(message) is _OPENING[self._stage]
             ):
                 found = self._open(message)
@@ -154,10 +163,10 @@ class AnswerSession:
             case _:
                 raise ProtocolError(f"{type(message).__name__} from {self.client} came out of turn; it is not used.")
 
-    def _open(self, message: SessionRequest | KeyAnnouncement | Joined) -> Message:
+    def _open(self, message: AskingRequest | KeyAnnouncement | Joined) -> Message:
         server = self._server
         match message:
-            case SessionRequest():
+            case AskingRequest():
                 _ = server.counters[self.client].used  # missing is spent: found out before anything is computed
                 key = server.ask_dealer(KeyRequest(self._run_id), KeyAnnouncement)
                 self._directory.register(server.dealer, key)
@@ -235,7 +244,7 @@ class AnswerSession:
         return AnswerTurnReply(message.serial, message.number, told)
 
 
-_OPENING = (SessionRequest, KeyAnnouncement, Joined)
+_OPENING = (AskingRequest, KeyAnnouncement, Joined)
 
 
 def _seed(seed: bytes, dealer: str) -> bytes:

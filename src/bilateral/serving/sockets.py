@@ -7,6 +7,7 @@ machine, or for the two ends of an encrypted tunnel (`ssh -L`).
 from __future__ import annotations
 
 import hmac
+import select
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -38,11 +39,16 @@ class DealerLine:
     def is_there(self) -> bool:
         return self._connection is not None
 
-    def take(self, connection: Connection) -> None:
+    def take(self, connection: Connection) -> bool:
+        """False if a dealer is there already, who stays."""
         with self._lock:
             if self._connection is not None:
+                # a dealer speaks when it is asked: what can be read between questions is the end of its connection
+                if not select.select([self._connection], [], [], 0)[0]:
+                    return False
                 self._connection.close()
             self._connection = connection
+            return True
 
     def tell(self, message: Message) -> Message:
         with self._lock:
@@ -96,10 +102,16 @@ class Reception:
             self._say("A visitor without a kit of this service was turned away.")
             sock.close()
         elif hello.party == self._folder.dealer:
-            self._say(f"{hello.party} is there, to deal.")
-            self.dealer.take(Connection(sock, hello.party, FROM_DEALER))
+            connection = Connection(sock, hello.party, FROM_DEALER)
+            connection.max_frame_bytes = server.most_bytes
+            if self.dealer.take(connection):
+                self._say(f"{hello.party} is there, to deal.")
+            else:
+                self._say(f"A second visitor with the kit of {hello.party} was turned away; the first one deals.")
+                connection.close()
         else:
             with closing(Connection(sock, hello.party, TO_SERVER)) as connection:
+                connection.max_frame_bytes = server.most_bytes
                 self._answer(server, connection)
 
     def _answer(self, server: AnswerServer, connection: Connection) -> None:

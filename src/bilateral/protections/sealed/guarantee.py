@@ -51,7 +51,7 @@ def sealed_guarantee(dealer: str | None) -> Guarantee:
         Leak("the architecture, the loss, and every client's number of samples and size of batches", "everyone", LINE),
         Leak("the model of a round, if they tell each other what they know", whom, LINE),
         Leak("that client's batch of a round, if they tell each other what they know", batch, LINE),
-        Leak("a count at the end of each step: one that shifts its shares can make it depend on a number of the other's",
+        Leak("a count at the end of each step: who shifts its shares can make it depend on a number of the other's",
              "a client, and a server, that do not follow the protocol", LINE),
         Leak("how the last place of shared numbers was rounded, as far as a sum shows it", "server", LINE),
         Leak("samples out of the sum, by a model that it crafts for that, and one client's gradient, by sending the "

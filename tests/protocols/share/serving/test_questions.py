@@ -8,7 +8,7 @@ from torch import nn
 from bilateral.errors import DataError, MalformedMessageError, ModelError, NumericalRangeError, UnsupportedLayerError
 from bilateral.protocols.share.circuit.served import compile_served
 from bilateral.protocols.share.serving.parties import AskingParty, plain_answers
-from bilateral.protocols.share.serving.terms import QuestionTerms
+from bilateral.protocols.share.serving.terms import REVEALS, QuestionTerms
 
 ERROR = 2.0**-14
 
@@ -81,6 +81,18 @@ def test_a_class_is_that_of_the_network(name):
     clear = top[:, 0] - top[:, 1] > 2 * ERROR
     assert clear.any()
     assert torch.equal(found[clear], outputs.argmax(1)[clear])
+
+
+@pytest.mark.parametrize("reveal", REVEALS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_all_that_is_said_of_a_question_has_room_in_one_message_of_its_terms(name, reveal):
+    """Far more than a turn of it: frames are refused by this limit, without the megabyte for facts."""
+    net, shape = built(name)
+    question = asked(net, samples(9, *shape), 64, reveal)
+    question.run(samples(64, *shape, seed=1))
+    room = question.terms.most_bytes - (1 << 20)
+    for said in (question.told_by_client, question.told_by_server, question.dealt):
+        assert sum(part.numel() * part.itemsize for part in said) <= room < 1 << 28
 
 
 @pytest.mark.parametrize("num_outputs", [2, 3, 4, 5, 6, 7, 9])

@@ -51,7 +51,7 @@ def test_masked_weights_and_what_is_dealt_are_uniform_to_who_asks():
 
 
 def test_logits_come_with_noise_that_is_uniform_below_the_last_place_and_nothing_else():
-    """So what the client learns can be made up from its logits alone: their lower bits are noise."""
+    """So what the client is told can be made up from its logits to 40 bits."""
     torch.manual_seed(7)
     linear = nn.Sequential(nn.Linear(4, 8)).double()
     inputs = samples(512, 4, seed=3)

@@ -1,7 +1,8 @@
 """The gates of a question that a training step has not: the last layer's whole product, and telling an answer.
 
 Guarantee (`tests/protocols/share/serving/test_views.py`): what the asking party is told of its answers is the answer
-under the answering party's noise, less its own share. So it can be simulated from the answer, and says nothing else.
+under the answering party's noise, less its own share. So it can be simulated from the answer to all its bits (with the
+roundings of layers before, whose coins it knows), and says nothing else.
 """
 
 from __future__ import annotations

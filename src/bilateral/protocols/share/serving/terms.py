@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, cast, get_args
@@ -15,6 +16,7 @@ from bilateral.protocols.share.training.terms import Loss, StepShape, StepTerms
 Reveal = Literal["logits", "class"]
 REVEALS: Final = get_args(Reveal)
 MOST_CLASSES: Final = 1 << 20
+_OVERHEAD_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,14 @@ class QuestionTerms(StepTerms):
         return self.circuit.output.size
 
     @property
+    def num_parameters(self) -> int:
+        """Weights and biases of the linear layers, frozen ones too."""
+        shapes = [
+            layer.weight_shape(source) for layer, source in zip(self.linear_steps, self.linear_sources, strict=True)
+        ]
+        return sum(math.prod(shape) + shape[0] for shape in shapes)
+
+    @property
     def answers_with_product(self) -> bool:
         """The answer is told as the last layer's product, with all its fraction bits and noise in the lower ones."""
         return self.reveal == "logits" and isinstance(self.circuit.steps[-1], Dense | Conv)
@@ -66,6 +76,15 @@ class QuestionTerms(StepTerms):
         """Names these terms and no others."""
         facts = ["bilateral question v1", self.circuit.to_json(), self.batch_size, self.reveal]
         return hashlib.sha256(json.dumps(facts).encode()).digest()
+
+    @property
+    def most_bytes(self) -> int:
+        """No message of a question is larger, from any party to another, its circuit and other facts aside.
+
+        A dealt word goes with every word that is opened, but for values that go under a mask of a seed.
+        """
+        words = self.batch_size * sum(math.prod(value.shape) for value in self.circuit.values)
+        return 2 * self.shape_of_step.dealt_bytes + 16 * words + _OVERHEAD_BYTES
 
     @cached_property
     def shape_of_step(self) -> StepShape:
