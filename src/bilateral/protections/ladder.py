@@ -44,7 +44,7 @@ LADDER: Final = (
         "sound",
         "any that `torch.fx` traces",
         "1, and some 15 ms a round and client",
-        "holds",
+        "single uploads hold; a server that crafts the model reads samples out of sums",
     ),
     Rung(
         "perturbation",
@@ -54,7 +54,7 @@ LADDER: Final = (
         "sound, with MSE",
         "ends in a `Linear`",
         "1.0 to 2.3 plain steps",
-        "the server's side holds; for the clients' side nothing is claimed, and it is broken",
+        "the server's side as with masks; for the clients' side nothing is claimed, and it is broken",
     ),
     Rung(
         "sealed",
@@ -63,8 +63,8 @@ LADDER: Final = (
         "a client and its dealer: the model of a round; the server and a client's dealer: that client's batch",
         "none",
         "linear layers, convolutions, ReLU, pooling; no BatchNorm that trains",
-        "30 to 100 plain steps; 100 to 150 bytes an activation",
-        "holds",
+        "20 to 60 plain steps; some 150 bytes an activation",
+        "holds among parties that follow the protocol; a server that crafts models reads samples out of sums, unseen",
     ),
 )
 TITLES: Final = {

@@ -1,5 +1,6 @@
 """Sealed rounds in one process: the gradient is plain autograd's, and whoever is missing or wrong is left out."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -315,6 +316,38 @@ def test_a_server_cannot_choose_who_deals():
         return message
 
     assert "a server cannot choose who deals" in told_by_server(another, **FIVE)
+
+
+def test_weights_come_after_the_shares_of_the_others():
+    """Shares are bound to the opening: without them each client could be shown another circle of dealers."""
+    first = Sealed()
+    weights = []
+    first.change = lambda r, sender, receiver, m: weights.append(m) or m if isinstance(m, SealedWeights) else m
+    first.advance(0)
+    # In place of the shares come the weights (of whichever client: they are refused before they are looked at).
+    early = when(RoutedShares, lambda m: weights[0])
+    assert "they came before the shares of the others" in told_by_server(early)
+
+
+def test_a_client_whose_others_were_shown_other_participants_trains_on_nothing():
+    sealed = Sealed(plan_of(**FIVE))
+
+    def split(round_index, sender, receiver, message):
+        if isinstance(message, MaskOpening) and receiver == "client-1":
+            return replace(message, participants=message.participants[:-1])
+        return message
+
+    turns = []
+
+    def seen(round_index, sender, receiver, message):
+        if isinstance(message, SealedTurn):
+            turns.append(sender)
+        return split(round_index, sender, receiver, message)
+
+    sealed.change = seen
+    with suppress(ProtocolError):
+        sealed.advance(0)
+    assert "client-1" not in turns
 
 
 def test_a_server_cannot_open_a_round_with_the_named_dealer_in_it():

@@ -626,3 +626,13 @@ def test_a_seed_in_common_with_the_dealer_would_tell_it_what_is_dropped():
         patched.setattr(roles, "Stream", Noting)
         made.dealt()
     assert opened and not {"dropout", "signs"} & set(opened)
+
+
+def test_what_dropout_keeps_is_unknown_to_the_first_party():
+    """Whoever has a sum over few samples and knows who was dropped tells the samples apart."""
+    made = step_of(nn.Sequential(nn.Linear(4, 3)), (4,), "ce", 3)
+    first = roles.First(made.terms, made.model, b"a" * 32, b"b" * 32)
+    assert not first.kept(4, (3, 8), 1 << 19).any()
+    second = roles.Second(made.terms, (), (), b"c" * 32, b"b" * 32, "dealer")
+    other = roles.Second(made.terms, (), (), b"d" * 32, b"b" * 32, "dealer")
+    assert not torch.equal(second.kept(4, (64, 64), 1 << 19), other.kept(4, (64, 64), 1 << 19))
