@@ -27,6 +27,7 @@ from bilateral.protections.sealed.terms import SealedTerms
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
+from bilateral.protocols.share.training.parties import seed_of_step
 from bilateral.protocols.transport import SERVER
 
 M = TypeVar("M")
@@ -108,9 +109,10 @@ class SealedRecording:
             name,
             weights.dealer,
             terms,
-            dealt.seeds[dealt.clients.index(name)],
-            content.seed,
-            weights.seed,
+            *(
+                seed_of_step(terms, seed)
+                for seed in (dealt.seeds[dealt.clients.index(name)], content.seed, weights.seed)
+            ),
             weights.weights,
             tuple(part for parts in (weights.parts, *replies) for part in parts),
             tuple(part for parts in turns for part in parts),

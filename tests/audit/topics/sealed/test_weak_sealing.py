@@ -11,7 +11,7 @@ from bilateral.protections.sealed.boxes import BoxContent, seal_box
 from bilateral.protocols.share.gates import sealed as comparisons
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training import parties, roles
-from bilateral.protocols.share.training.parties import deal
+from bilateral.protocols.share.training.parties import deal, seed_of_step
 
 TRIALS = 18
 CLIENT, SERVER, DEALER = ("curious client", False), ("curious server", True), ("dealer", False)
@@ -49,6 +49,8 @@ def one_seed_for_both(patch):
         return seed, seal_box(keys, client, round_index, step.digest, content)
 
     patch.setattr(dealing.Dealing, "_deal_for", deal_for)
+    # Parties that see it refuse one seed for both; these do not look.
+    patch.setattr(parties, "_seeds_of_step", lambda terms, *seeds: [seed_of_step(terms, seed) for seed in seeds])
 
 
 def one_box_for_all_rounds(patch):
