@@ -109,10 +109,10 @@ class SealedRecording:
             name,
             weights.dealer,
             terms,
-            *(
-                seed_of_step(terms, seed)
-                for seed in (dealt.seeds[dealt.clients.index(name)], content.seed, weights.seed)
-            ),
+            # As the parties use them: bound to the terms of the step.
+            seed_of_step(terms, dealt.seeds[dealt.clients.index(name)]),
+            seed_of_step(terms, content.seed),
+            seed_of_step(terms, weights.seed),
             weights.weights,
             tuple(part for parts in (weights.parts, *replies) for part in parts),
             tuple(part for parts in turns for part in parts),
