@@ -151,7 +151,7 @@ def test_three_processes_answer_count_and_refuse(bilateral, run, tmp_path):
         wrong = bilateral("deal", kit)
         assert wrong.code == 2 and "bilateral ask" in wrong.err
         server.send_signal(2)
-        told, said = server.communicate(timeout=60)
+        told, said = server.communicate(timeout=900)
         assert server.returncode == 0, said
         assert json.loads(told)["questions"] == 30 and "client: 20 questions (class), 20 of 30 so far" in said
     finally:

@@ -64,7 +64,8 @@ LADDER: Final = (
         "none",
         "linear layers, convolutions, ReLU, pooling; no BatchNorm that trains",
         "20 to 60 plain steps; some 150 bytes an activation",
-        "holds among parties that follow the protocol; a server that crafts models reads samples out of sums, unseen",
+        "matching and copying at chance among parties that follow the protocol; membership by clients not settled; a server "
+        "that crafts models reads samples out of sums, unseen",
     ),
 )
 TITLES: Final = {
@@ -80,7 +81,7 @@ TITLES: Final = {
 
 
 def as_markdown() -> str:
-    """The table, for README and docs/ladder.md."""
+    """The table, for README."""
     names = [item.name for item in fields(Rung)]
     lines = ["| " + " | ".join(TITLES[name] for name in names) + " |", "|" + "---|" * len(names)]
     for rung in LADDER:
