@@ -64,8 +64,8 @@ LADDER: Final = (
         "none",
         "linear layers, convolutions, ReLU, pooling; no BatchNorm that trains",
         "20 to 60 plain steps; some 150 bytes an activation",
-        "matching and copying at chance among parties that follow the protocol; membership by clients not settled; a server "
-        "that crafts models reads samples out of sums, unseen",
+        "matching and copying at chance among parties that follow the protocol; membership by clients not settled; "
+        "a server that crafts models reads samples out of sums, unseen",
     ),
 )
 TITLES: Final = {
