@@ -19,6 +19,7 @@ from bilateral.cli import (
     inspect,
     ladder,
     privacy,
+    report,
     run,
     serve,
     submit,
@@ -41,6 +42,7 @@ app.command("run")(run.run_command)
 app.command("hetero")(hetero.hetero_command)
 app.command("audit")(audit.audit_command)
 app.command("leakage-page")(audit.leakage_page_command)
+app.command("report")(report.report_command)
 app.command("watch")(watch.watch_command)
 app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)
