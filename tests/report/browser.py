@@ -16,8 +16,8 @@ import pytest
 
 # Nothing of it calls home; a page of ours would have nothing to call.
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--virtual-time-budget=60000",
 )  # fmt: skip
 _PROBE = """
@@ -26,9 +26,11 @@ axe.run(document, {resultTypes: ['violations']}).then(found => {
   const wide = [...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll,svg') &&
     e.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(e => e.tagName + '.' + e.className);
   told.textContent = JSON.stringify({
-    violations: found.violations.map(v => ({id: v.id, impact: v.impact, nodes: v.nodes.map(n => n.html.slice(0, 200))})),
+    violations: found.violations.map(v => (
+      {id: v.id, impact: v.impact, nodes: v.nodes.map(n => n.html.slice(0, 200))})),
     figures: document.querySelectorAll('figure svg[role=img], figure .bars').length,
-    empty: [...document.querySelectorAll('figure svg[role=img]')].filter(s => s.getBoundingClientRect().height < 20).length,
+    empty: [...document.querySelectorAll('figure svg[role=img]')].filter(
+      s => s.getBoundingClientRect().height < 20).length,
     wide: wide, background: getComputedStyle(document.body).backgroundColor, text: document.body.innerText.length,
     passes: found.passes.length});
   document.body.appendChild(told);
@@ -57,7 +59,7 @@ def chromium() -> str:
 
 
 def axe() -> str:
-    """axe-core's script, from the Python package that carries it; found, not imported, for it would ask for a driver."""
+    """axe-core's script, from the Python package that carries it: found, not imported, which would need a driver."""
     spec = find_spec("axe_core_python")
     if spec is None or spec.origin is None:
         pytest.skip("no axe-core: install the extra [dev]")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.report.browser import Look, look_at
 from tests.report.run_pages import page_of
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.run_pages import RUNS, directory_of
 
 from bilateral.audit.auditor import stored_result
 from bilateral.audit.verdict import OWN
 from bilateral.report.run_page.facts import RunFacts, facts_of
 from bilateral.report.run_page.questions import Answer, answers
-from tests.report.run_pages import RUNS, directory_of
 
 _AUDITS = Path(__file__).resolve().parents[2] / "docs" / "audits"
 MODEL, RECORD, PRESENCE, TOGETHER = range(4)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.report.run_pages import RUNS, SMALL, directory_of, page_of
 
 from bilateral.engine.events import MessageRefused, RunStarted, SiteMissed, write_event
 from bilateral.engine.plan import RunPlan
@@ -15,7 +16,6 @@ from bilateral.errors import CheckpointError
 from bilateral.report.run_page.facts import facts_of
 from bilateral.report.run_page.page import run_page, write_run_page
 from bilateral.runs.rounds.in_process import run
-from tests.report.run_pages import RUNS, SMALL, directory_of, page_of
 
 _HOSTILE = '</title><script src="https://example.org/x.js"></script><img src=x onerror=alert(1)>'
 
