@@ -14,6 +14,8 @@ from bilateral.cli import (
     bench,
     compare,
     deploy,
+    doctor,
+    explain,
     export,
     hetero,
     inspect,
@@ -48,6 +50,8 @@ app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)
 app.command("sites")(submit.sites_command)
 app.command("ladder")(ladder.ladder_command)
+app.command("explain")(explain.explain_command)
+app.command("doctor")(doctor.doctor_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)

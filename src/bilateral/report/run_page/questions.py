@@ -9,7 +9,7 @@ it; none is `held` where the audit of this plan broke that claim; none says that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,22 +36,42 @@ class Answer:
 
 
 def answers(facts: RunFacts) -> tuple[Answer, ...]:
-    """For a run of any kind."""
-    asked = _Guarantee(facts)
-    if facts.kind == HETERO:
+    """Of a run, with the audit of its very plan if there is one."""
+    audited = facts.audit is not None and not facts.audit_note
+    verdicts = facts.audit.verdicts if facts.audit is not None and audited else ()
+    return answers_to(facts.kind, facts.guarantee, facts.privacy, facts.settings, verdicts, "This run was not audited.")
+
+
+def answers_to(
+    kind: str,
+    guarantee: Mapping[str, Any],
+    privacy: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    verdicts: Sequence[ClaimVerdict] = (),
+    unaudited: str = "",
+) -> tuple[Answer, ...]:
+    """What a plan of this kind with this guarantee answers. `unaudited`: said of a claim without an audit."""
+    asked = _Guarantee(guarantee, privacy, verdicts, unaudited)
+    if kind == HETERO:
         return tuple(_of_sharing(asked))
-    return (_model(asked), _records(asked), _presence(asked), _together(facts, asked))
+    return (_model(asked), _records(asked), _presence(asked), _together(settings, asked))
 
 
 class _Guarantee:
-    """The run's guarantee, and what the audit of this very plan made of it."""
+    """A plan's guarantee, and what the audit of this very plan made of it."""
 
-    def __init__(self, facts: RunFacts) -> None:
-        self._claims: Sequence[dict[str, Any]] = facts.guarantee.get("claims", ())
-        self._leaks: Sequence[dict[str, Any]] = facts.guarantee.get("leaks", ())
-        audited = facts.audit is not None and not facts.audit_note
-        self._verdicts = facts.audit.verdicts if facts.audit is not None and audited else ()
-        self.privacy = facts.privacy
+    def __init__(
+        self,
+        guarantee: Mapping[str, Any],
+        privacy: Mapping[str, Any] | None,
+        verdicts: Sequence[ClaimVerdict],
+        unaudited: str,
+    ) -> None:
+        self._claims: Sequence[dict[str, Any]] = guarantee.get("claims", ())
+        self._leaks: Sequence[dict[str, Any]] = guarantee.get("leaks", ())
+        self._verdicts = verdicts
+        self._unaudited = unaudited
+        self.privacy = privacy
 
     def claim(self, *subjects: str) -> dict[str, Any] | None:
         return next((claim for claim in self._claims if claim["subject"] in subjects), None)
@@ -76,7 +96,7 @@ class _Guarantee:
         if own:
             text = f"{text} The audit does not settle it: {_reasons(own)}"
             return Answer(question, "open", f"claimed: {short}", text, rests_on)
-        return Answer(question, "held", f"claimed: {short}", f"{text} This run was not audited.", rests_on)
+        return Answer(question, "held", f"claimed: {short}", f"{text} {self._unaudited}".strip(), rests_on)
 
 
 def _reasons(verdicts: Sequence[ClaimVerdict]) -> str:
@@ -146,12 +166,12 @@ def _presence(asked: _Guarantee) -> Answer:
     return Answer(question, "admitted", "not prevented", text)
 
 
-def _together(facts: RunFacts, asked: _Guarantee) -> Answer:
+def _together(settings: Mapping[str, Any], asked: _Guarantee) -> Answer:
     question = "Who must not work together?"
     pairs = asked.pairs()
     if pairs:
         said = "; ".join(f"{leak['whom']}: {leak['what'].split(',')[0]}" for leak in pairs)
-        dealer = facts.result.get("dealer")
+        dealer = settings.get("federation", {}).get("dealer")
         who = f" The dealer here: {dealer}." if dealer and dealer != "rotating" else ""
         return Answer(
             question, "admitted", "a site, or the server, and a dealer", f"{said[:1].upper()}{said[1:]}.{who}"
@@ -160,7 +180,7 @@ def _together(facts: RunFacts, asked: _Guarantee) -> Answer:
     if claim is not None:
         text = "Sites that tell the server what they know help it to single uploads; how many may, is below."
         return Answer(question, "admitted", "the server and several sites", text, claim["assumption"])
-    rung = next((one for one in LADDER if one.protection == facts.settings.get("protection")), None)
+    rung = next((one for one in LADDER if one.protection == settings.get("protection")), None)
     text = "Nothing here rests on parties that keep apart" + (f": {rung.together}." if rung else ".")
     return Answer(question, "admitted", "nobody has to", text)
 
