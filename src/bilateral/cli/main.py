@@ -20,6 +20,7 @@ from bilateral.cli import (
     hetero,
     inspect,
     ladder,
+    new,
     privacy,
     report,
     run,
@@ -50,6 +51,7 @@ app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)
 app.command("sites")(submit.sites_command)
 app.command("ladder")(ladder.ladder_command)
+app.command("new")(new.new_command)
 app.command("explain")(explain.explain_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("compare")(compare.compare_command)

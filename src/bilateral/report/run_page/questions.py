@@ -108,7 +108,10 @@ def _model(asked: _Guarantee) -> Answer:
     claim = asked.claim("sealed model")
     if claim is not None:
         return asked.answer(
-            question, claim, "no, by itself it sees random numbers", "It trains on shares of the model."
+            question,
+            claim,
+            "no, it sees random numbers",
+            "It computes on shares of the model, which are uniform to it.",
         )
     if asked.leaks(_FUNCTION_LINES, "clients"):
         text = (
