@@ -20,7 +20,13 @@ from bilateral.engine.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/how-to/*.md"))}
+_PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial.md",
+    *ROOT.glob("docs/how-to/*.md"),
+    *ROOT.glob("docs/explanation/*.md"),
+)
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in _PAGES}
 NUM_FEATURES = 12
 
 
