@@ -168,7 +168,7 @@ def run_command(
         result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted)
     page = None if result.output is None else write_run_page(result.output)
     if json:
-        print_json({**result.as_dict(), "page": None if page is None else str(page)})
+        print_json(result.as_dict())
     else:
         _print_result(result.as_dict())
         if page is not None:
