@@ -125,7 +125,7 @@ class Blueprint:
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
-            check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
+            check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
         parts = stack.make_client(Seat(name, len(data), counter, workspace))

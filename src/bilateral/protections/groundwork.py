@@ -18,7 +18,8 @@ from bilateral.protections.sides import Seat
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.clipping import ClipSettings
-from bilateral.protocols.perturb.settings import Loss, PerturbationSettings
+from bilateral.protocols.objective import Objective
+from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness
 
@@ -95,12 +96,17 @@ class ClientBasis:
     model: nn.Module
     graph: ScaleGraph
     plan: Plan
-    loss: Loss
+    objective: Objective
     randomness: Randomness
     """The client's own."""
     clip: ClipSettings | None = None
     count_clipped: bool = False
     workspace: Workspace | None = None
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, by its name."""
+        return self.objective.name
 
 
 @dataclass(frozen=True)
@@ -161,5 +167,13 @@ class Groundwork:
         """What the half of the client in this seat is built from."""
         own = self.secrets.stream("client", seat.name)
         return ClientBasis(
-            seat.name, self.model, self.graph, self.plan, self.problem.loss, own, clip, count_clipped, seat.workspace
+            seat.name,
+            self.model,
+            self.graph,
+            self.plan,
+            self.problem.objective,
+            own,
+            clip,
+            count_clipped,
+            seat.workspace,
         )

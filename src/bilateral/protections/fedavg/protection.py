@@ -23,6 +23,7 @@ class FedSgd(ModelProtection):
     aliases: tuple[str, ...] = ("fedsgd",)
     vocabulary = Vocabulary("FedSGD", to_client=(PlainModel,), stages={PlainModel: "training"})
     can_clip = True
+    takes_any_objective = True
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
         return GUARANTEE
@@ -35,7 +36,7 @@ class FedSgd(ModelProtection):
             basis.name,
             basis.model,
             basis.graph,
-            basis.loss,
+            basis.objective,
             channels_last=basis.plan.training.channels_last,
             clip=basis.clip,
             count_clipped=basis.count_clipped,
