@@ -138,12 +138,12 @@ class ModelProtection(Protection):
         def make_client(seat: Seat) -> ClientParts:
             return ClientParts(self.make_client(around.basis(seat)), around.batch_schedule(seat))
 
-        graph = around.graph
+        layout = around.layout
         num_terms = len(self.term_names(around.plan, around.problem.loss))
         return Sides(
             lambda model: self.make_server(around, model),
             make_client,
-            UploadShape(num_terms, graph.num_parameters, graph.num_statistics),
+            UploadShape(num_terms, layout.num_parameters, layout.num_statistics),
             (self.guarantee(around),),
             check=self.recovery_check(around),
         )

@@ -12,7 +12,8 @@ from bilateral.errors import PlanError
 from bilateral.learning.client import BatchSchedule, Schedule
 from bilateral.learning.problem import Member, Problem
 from bilateral.learning.secrets import Secrets
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
+from bilateral.models.scale_graph import ScaleGraph, traced
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan
 from bilateral.protections.sides import Seat
 from bilateral.protections.traits import MaskName, Traits
@@ -93,7 +94,7 @@ class ClientBasis:
 
     name: str
     model: nn.Module
-    graph: ScaleGraph
+    layout: ModelLayout
     plan: Plan
     loss: Loss
     randomness: Randomness
@@ -101,6 +102,11 @@ class ClientBasis:
     clip: ClipSettings | None = None
     count_clipped: bool = False
     workspace: Workspace | None = None
+
+    @property
+    def graph(self) -> ScaleGraph:
+        """Of a protection that needs a trace."""
+        return traced(self.layout)
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,14 @@ class Groundwork:
     members: tuple[Member, ...]
     model: nn.Module
     """The architecture with the plan's initial weights. Nobody trains this one."""
-    graph: ScaleGraph
+    layout: ModelLayout
+    """A `ScaleGraph` if the plan's protections need a trace."""
     secrets: Secrets
+
+    @property
+    def graph(self) -> ScaleGraph:
+        """Of a plan whose protections need a trace (`Traits.needs_trace`)."""
+        return traced(self.layout)
 
     @property
     def names(self) -> list[str]:
@@ -161,5 +173,5 @@ class Groundwork:
         """What the half of the client in this seat is built from."""
         own = self.secrets.stream("client", seat.name)
         return ClientBasis(
-            seat.name, self.model, self.graph, self.plan, self.problem.loss, own, clip, count_clipped, seat.workspace
+            seat.name, self.model, self.layout, self.plan, self.problem.loss, own, clip, count_clipped, seat.workspace
         )

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.errors import ProtocolError
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -21,8 +21,7 @@ from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, RoundModel, Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
-from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
-from bilateral.protocols.perturb.scheme import Cotangents
+from bilateral.protocols.noise.sample_terms import SampleGradients, refuse_batch_norm
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.protocols.workspace import Workspace
 
@@ -44,13 +43,13 @@ class PlainModel(RoundModel):
 class FedAvgServer:
     """Sends the model as it is and averages what comes back."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph) -> None:
+    def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self._model = model
-        self._graph = graph
+        self._layout = layout
         self._dtype = next(iter(model.parameters())).dtype
 
     def start_round(self, round_index: int) -> PlainModel:
-        return PlainModel(round_index, self._graph.flatten(dict(self._model.named_parameters()), self._dtype))
+        return PlainModel(round_index, self._layout.flatten(dict(self._model.named_parameters()), self._dtype))
 
     def answer(self, sender: str, message: Message) -> Message:
         raise ProtocolError(f"{sender} sent {type(message).__name__}, but FedSGD has no exchange inside a round.")
@@ -80,7 +79,7 @@ class FedAvgClient:
         self,
         name: str,
         model: nn.Module,
-        graph: ScaleGraph,
+        layout: ModelLayout,
         loss: Loss,
         *,
         channels_last: bool | None = None,
@@ -94,15 +93,15 @@ class FedAvgClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, graph, channels_last=channels_last, workspace=workspace)
-        self._graph = graph
+        self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace)
+        self._layout = layout
         self._loss = loss
-        self._samples = SampleTerms(self._model, 1) if clip is not None and clip.unit == "sample" else None
+        self._samples = SampleGradients(self._model) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
+        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
         if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
-            check_batch(self.name, inputs, targets, self._graph, self._loss)
+            check_batch(self.name, inputs, targets, self._layout, self._loss)
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
@@ -115,22 +114,22 @@ class FedAvgClient:
         return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)
 
     def _upload_clipped_samples(
-        self, samples: SampleTerms, round_index: int, inputs: Tensor, targets: Tensor
+        self, samples: SampleGradients, round_index: int, inputs: Tensor, targets: Tensor
     ) -> Upload:
         assert self.clip is not None
-        cotangents_of = _mse_cotangents if self._loss == "mse" else _cross_entropy_cotangents
-        clipped = clip_samples(samples.chunks(inputs, targets, cotangents_of), samples.shape, self.clip)
+        gradient_at_outputs = _mse_gradient if self._loss == "mse" else _cross_entropy_gradient
+        clipped = clip_samples(samples.chunks(inputs, targets, gradient_at_outputs), samples.shape, self.clip)
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:
         raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedSGD has no exchange in a round.")
 
 
-def _mse_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
-    """The gradient of torch's mse_loss of one sample at the outputs."""
-    return Cotangents((outputs - targets)[None] * (2.0 / outputs.numel()), None)
+def _mse_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of torch's mse_loss of one sample, at the outputs."""
+    return (outputs - targets) * (2.0 / outputs.numel())
 
 
-def _cross_entropy_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
+def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
     """softmax - one-hot target"""
-    return Cotangents((outputs.softmax(1) - F.one_hot(targets, outputs.shape[1]).to(outputs.dtype))[None], None)
+    return outputs.softmax(1) - F.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
