@@ -46,6 +46,7 @@ from bilateral.randomness import SeededRandomness
 
 REFERENCE = FEDAVG
 """The name of a training without any protection."""
+ANY_MODULE = "protection = 'masks' or 'fedsgd', which take any module"
 
 
 class Blueprint:
@@ -215,9 +216,22 @@ def layout_of(plan: RunPlan, model: nn.Module, problem: Problem) -> ModelLayout:
 
 def layout_for(norm_inputs: NormInputs | None, model: nn.Module, problem: Problem) -> ModelLayout:
     """The model's scale graph, or with None its bare layout; checked against the problem."""
-    if norm_inputs is not None:
+    if norm_inputs is None:
+        return _checked(ModelLayout.of_module(model, problem.examples[:2]), model, problem)
+    try:
         return analyse(model, problem, norm_inputs)
-    return _checked(ModelLayout.of_module(model, problem.examples[:2]), model, problem)
+    except ModelError as error:
+        if not _is_a_module_that_works(model, problem):
+            raise
+        raise type(error)(str(error), remedy=f"Or choose {ANY_MODULE}.") from error
+
+
+def _is_a_module_that_works(model: nn.Module, problem: Problem) -> bool:
+    try:
+        layout_for(None, model, problem)
+    except ModelError:
+        return False
+    return True
 
 
 def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:

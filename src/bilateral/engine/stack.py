@@ -67,6 +67,7 @@ def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, layout: ModelLayout
         plan.masks(num_clients),
         plan.federation.num_participants(num_clients),
         layout.num_statistics,
+        tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)
     return mix

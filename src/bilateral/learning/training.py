@@ -14,8 +14,8 @@ from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Enough, Exchange, Packet, Unanswered
 from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
-from bilateral.models.modes import evaluating
 from bilateral.models.layout import ModelLayout
+from bilateral.models.modes import evaluating
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question

@@ -1,8 +1,8 @@
 """What every protection needs of a model, whatever it is made of: which numbers travel, and where each of them lies.
 
 `ModelLayout.of(model, examples)` takes any `nn.Module`. It looks at names and shapes and runs the module once on a few
-inputs; how the module computes is nobody's business here. A protection that has to know that (`Traits.needs_trace`) asks
-for a `ScaleGraph`, which is a layout and more.
+inputs; how the module computes is nobody's business here. A protection that has to know that (`Traits.needs_trace`)
+asks for a `ScaleGraph`, which is a layout and more.
 
 Only parameters with `requires_grad` travel. What is frozen, and buffers, every party has from the plan's own model.
 """

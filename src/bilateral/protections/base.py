@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
+from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import NoisePlan
@@ -47,6 +48,8 @@ class Mix:
     masks: MaskName
     num_participants: int
     num_statistics: int = 0
+    batch_norms: tuple[str, ...] = ()
+    """Layers whose batch statistics are uploaded."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Rule:
     applies: Callable[[Mix], bool]
     reason: str
     remedy: str
+    layers: Callable[[Mix], tuple[str, ...]] = lambda _: ()
+    """Whose fault it is."""
 
 
 class Protection(ABC):
@@ -88,6 +93,9 @@ class Protection(ABC):
     @abstractmethod
     def warnings(self, plan: Plan) -> Iterator[str]:
         """What operators of a deployment should know of its limits."""
+
+    def check_network(self, model: nn.Module, layout: ModelLayout) -> None:  # noqa: B027
+        """Raise by name for what this cannot train, besides what a trace refuses (`Traits.needs_trace`)."""
 
 
 class ModelProtection(Protection):

@@ -36,7 +36,17 @@ def refuse_unsound(mix: Mix) -> None:
     of_noise = () if mix.noise is None else mix.noise.refused
     for rule in (MASKS_ALONE, *of_noise, *mix.model.refused):
         if rule.applies(mix):
-            raise UnsoundPlanError(f"Refused, {rule.name}: {rule.reason}.", remedy=rule.remedy)
+            raise UnsoundPlanError(
+                f"Refused, {rule.name}: {rule.reason}{_named(rule.layers(mix))}.", remedy=rule.remedy
+            )
+
+
+def _named(layers: Sequence[str]) -> str:
+    """` (`bn1`, `bn2` and 12 more)`"""
+    if not layers:
+        return ""
+    shown = ", ".join(f"`{name}`" for name in layers[:3])
+    return f" ({shown} and {len(layers) - 3} more)" if len(layers) > 3 else f" ({shown})"
 
 
 def combine(name: str, parts: Sequence[Guarantee], closed: Sequence[tuple[int, str]] = ()) -> Guarantee:

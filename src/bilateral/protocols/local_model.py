@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from bilateral.errors import ModelError, NumericalRangeError, PlanError
 from bilateral.models.calls import trace
-from bilateral.models.modes import set_training
 from bilateral.models.layout import ModelLayout
+from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import traced
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.workspace import Workspace

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.errors import UnsoundPlanError
+from bilateral.models.modes import kept_in_evaluation
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.noise.one_thread import one_thread
@@ -41,8 +42,13 @@ CotangentsOf = Callable[[Tensor, Tensor, Tensor], Cotangents]
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Refuse models in which a sample has no gradient of its own."""
-    found = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    """Refuse models in which a sample has no gradient of its own. BatchNorm that stays in evaluation mode is none."""
+    kept = kept_in_evaluation(model)
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (name not in kept or module.running_mean is None)
+    ]
     if found:
         raise UnsoundPlanError(
             "Clipping bounds what one sample or client changes, but BatchNorm mixes the samples of a batch and uploads "
