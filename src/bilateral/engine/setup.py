@@ -128,7 +128,7 @@ class Blueprint:
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
-            check_batch(name, data.inputs, data.targets, self.layout, self.federation.problem.loss)
+            check_batch(name, data.inputs, data.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
         parts = stack.make_client(Seat(name, len(data), counter, workspace))
@@ -247,7 +247,7 @@ def _trace_of(plan: RunPlan) -> NormInputs | None:
 
 
 def _checked(layout: ModelLayout, model: nn.Module, problem: Problem) -> ModelLayout:
-    if layout.num_outputs != problem.num_outputs:
+    if layout.num_outputs not in (0, problem.num_outputs):  # several heads are for a loss of the user's own
         raise ModelError(
             f"The model has {layout.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",
             remedy="Give its last layer that many outputs.",

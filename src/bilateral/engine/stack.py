@@ -33,7 +33,7 @@ from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective
 
 CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
 """Ledger lines about single uploads, which the server no longer sees as they are."""
@@ -57,13 +57,13 @@ class Stack:
     helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
 
 
-def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, layout: ModelLayout) -> Mix:
+def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: ModelLayout) -> Mix:
     """The plan's protections, which go together."""
     chosen = plan.chosen
     mix = Mix(
         chosen.model,
         chosen.noise,
-        loss,
+        objective,
         plan.masks(num_clients),
         plan.federation.num_participants(num_clients),
         layout.num_statistics,
@@ -75,7 +75,7 @@ def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, layout: ModelLayout
 
 def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     """Everything that the plan asks for; nothing of a side is built yet."""
-    mix = checked_mix(plan, around.problem.loss, len(around.members), around.layout)
+    mix = checked_mix(plan, around.problem.objective, len(around.members), around.layout)
     name, sides = name_of(mix), plan.chosen.sides(around)
     _refuse_what_would_be_left_out(mix, sides)
     if sides.pairwise is not None:

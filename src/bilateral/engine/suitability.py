@@ -15,6 +15,7 @@ from bilateral.learning.problem import Problem
 from bilateral.models.layout import ModelLayout
 from bilateral.protections.fedavg.protection import FEDAVG
 from bilateral.protections.sound.protection import SOUND
+from bilateral.protocols.objective import make_objective
 
 _BESIDES: dict[str, dict[str, object]] = {
     f"{FEDAVG} + {SOUND} noise": {"protection": FEDAVG, "noise.mechanism": SOUND, "noise.epsilon": 8.0}
@@ -46,7 +47,8 @@ def _asked(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> 
         "perturbation": {"protection": "perturbation"},
         "sealed": {"protection": "sealed"},
     }
-    problem = Problem("the data", "classification", input_shape, num_outputs, "ce", torch.zeros(2, *input_shape))
+    objective, examples = make_objective("ce", "classification"), torch.zeros(2, *input_shape)
+    problem = Problem("the data", "classification", input_shape, num_outputs, objective, examples)
     for name, settings in rungs.items():
         plan = RunPlan().with_settings(settings)
         try:

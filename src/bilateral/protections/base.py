@@ -23,7 +23,7 @@ from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,17 @@ class Mix:
 
     model: ModelProtection
     noise: NoiseProtection | None
-    loss: Loss
+    objective: Objective
     masks: MaskName
     num_participants: int
     num_statistics: int = 0
     batch_norms: tuple[str, ...] = ()
     """Layers whose batch statistics are uploaded."""
+
+    @property
+    def loss(self) -> str:
+        """The loss by its name."""
+        return self.objective.name
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,8 @@ class ModelProtection(Protection):
 
     can_clip: bool = False
     """`make_client` takes clipping, as noise of clients needs it."""
+    takes_any_objective: bool = False
+    """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 
     @property
     def title(self) -> str:
@@ -126,11 +133,11 @@ class ModelProtection(Protection):
     def make_client(self, basis: ClientBasis) -> ClientHalf:
         """A client's half."""
 
-    def term_names(self, plan: Plan, loss: Loss) -> tuple[str, ...]:  # noqa: ARG002
+    def term_names(self, plan: Plan, loss: str) -> tuple[str, ...]:  # noqa: ARG002
         """The rows of an upload."""
         return ("gradient",)
 
-    def asks(self, plan: Plan, loss: Loss) -> bool:  # noqa: ARG002
+    def asks(self, plan: Plan, loss: str) -> bool:  # noqa: ARG002
         """Whether clients ask the server in the middle of a round, which shows it their batch."""
         return False
 
@@ -178,7 +185,7 @@ class NoiseProtection(Protection):
     def traits(self, plan: Plan, below: Traits) -> Traits:
         """Of both together; `below` are those of the model's protection."""
 
-    def term_names(self, plan: Plan, loss: Loss, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+    def term_names(self, plan: Plan, loss: str, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
         """The rows of an upload; `below` are those of the model's protection."""
         return below
 

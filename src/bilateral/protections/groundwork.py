@@ -19,7 +19,8 @@ from bilateral.protections.sides import Seat
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.clipping import ClipSettings
-from bilateral.protocols.perturb.settings import Loss, PerturbationSettings
+from bilateral.protocols.objective import Objective
+from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness
 
@@ -96,7 +97,7 @@ class ClientBasis:
     model: nn.Module
     layout: ModelLayout
     plan: Plan
-    loss: Loss
+    objective: Objective
     randomness: Randomness
     """The client's own."""
     clip: ClipSettings | None = None
@@ -107,6 +108,11 @@ class ClientBasis:
     def graph(self) -> ScaleGraph:
         """Of a protection that needs a trace."""
         return traced(self.layout)
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, by its name."""
+        return self.objective.name
 
 
 @dataclass(frozen=True)
@@ -173,5 +179,13 @@ class Groundwork:
         """What the half of the client in this seat is built from."""
         own = self.secrets.stream("client", seat.name)
         return ClientBasis(
-            seat.name, self.model, self.layout, self.plan, self.problem.loss, own, clip, count_clipped, seat.workspace
+            seat.name,
+            self.model,
+            self.layout,
+            self.plan,
+            self.problem.objective,
+            own,
+            clip,
+            count_clipped,
+            seat.workspace,
         )

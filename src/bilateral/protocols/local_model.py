@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bilateral.errors import ModelError, NumericalRangeError, PlanError
 from bilateral.models.calls import trace
@@ -96,7 +97,7 @@ class LocalModel:
         self._workspace = workspace or Workspace()
         self._workspace.place_weights(self.parameters)
         floats = (p.dtype for p in self.module.parameters() if p.is_floating_point())
-        self._dtype = next(floats, torch.get_default_dtype())
+        self.dtype = next(floats, torch.get_default_dtype())
 
     @property
     def head(self) -> nn.Linear:
@@ -113,17 +114,18 @@ class LocalModel:
             for place, parameter in zip(self._layout.parameters, self.parameters, strict=True):
                 parameter.copy_(values[place.name])
 
-    def run(self, client: str, round_index: int, inputs: Tensor) -> Tensor:
-        """Outputs with their graph; NaN and infinities are refused by the client's name.
+    def run(self, client: str, round_index: int, inputs: Tensor) -> Any:
+        """Outputs with their graph, as the module gives them; NaN and infinities are refused by the client's name.
 
         Real inputs of another precision are taken in the model's own; whole numbers stay what they are.
         """
         if inputs.is_floating_point():
-            inputs = inputs.to(self._dtype)
+            inputs = inputs.to(self.dtype)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._format)
-        outputs: Tensor = self.module(inputs)
-        if not bool(torch.isfinite(outputs).all()):
+        outputs = self.module(inputs)
+        tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             raise NumericalRangeError(
                 f"{client}: the model's outputs are NaN or infinite in round {round_index}.",
                 remedy="Check the inputs, or lower the learning rate.",

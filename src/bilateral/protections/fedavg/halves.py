@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.errors import ProtocolError
@@ -22,7 +21,7 @@ from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Ro
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleGradients, refuse_batch_norm
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective, as_objective
 from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
@@ -80,7 +79,7 @@ class FedAvgClient:
         name: str,
         model: nn.Module,
         layout: ModelLayout,
-        loss: Loss,
+        loss: str | Objective,
         *,
         channels_last: bool | None = None,
         clip: ClipSettings | None = None,
@@ -95,18 +94,18 @@ class FedAvgClient:
         self._count_clipped = count_clipped
         self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace)
         self._layout = layout
-        self._loss = loss
+        self._objective = as_objective(loss)
         self._samples = SampleGradients(self._model) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
         message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
         if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
-            check_batch(self.name, inputs, targets, self._layout, self._loss)
+            check_batch(self.name, inputs, targets, self._layout, self._objective)
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
         outputs = self._model.run(self.name, message.round_index, inputs)
-        lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
+        lost = self._objective.of_batch(outputs, targets)
         terms = self._model.upload_rows(1, lost.dtype)
         FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
         if self.clip is None:
@@ -117,19 +116,8 @@ class FedAvgClient:
         self, samples: SampleGradients, round_index: int, inputs: Tensor, targets: Tensor
     ) -> Upload:
         assert self.clip is not None
-        gradient_at_outputs = _mse_gradient if self._loss == "mse" else _cross_entropy_gradient
-        clipped = clip_samples(samples.chunks(inputs, targets, gradient_at_outputs), samples.shape, self.clip)
+        clipped = clip_samples(samples.chunks(inputs, targets, self._objective), samples.shape, self.clip)
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:
         raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedSGD has no exchange in a round.")
-
-
-def _mse_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Of torch's mse_loss of one sample, at the outputs."""
-    return (outputs - targets) * (2.0 / outputs.numel())
-
-
-def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    """softmax - one-hot target"""
-    return outputs.softmax(1) - F.one_hot(targets, outputs.shape[1]).to(outputs.dtype)

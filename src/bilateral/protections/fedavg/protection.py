@@ -24,6 +24,7 @@ class FedSgd(ModelProtection):
     aliases: tuple[str, ...] = ("fedsgd",)
     vocabulary = Vocabulary("FedSGD", to_client=(PlainModel,), stages={PlainModel: "training"})
     can_clip = True
+    takes_any_objective = True
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
         return Traits(needs_trace=False)
@@ -39,7 +40,7 @@ class FedSgd(ModelProtection):
             basis.name,
             basis.model,
             basis.layout,
-            basis.loss,
+            basis.objective,
             channels_last=basis.plan.training.channels_last,
             clip=basis.clip,
             count_clipped=basis.count_clipped,

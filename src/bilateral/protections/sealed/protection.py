@@ -143,7 +143,7 @@ class _Built:
     def of(cls, around: Groundwork) -> _Built:
         network = _sealed_network(around.model, around.graph)
         counts = dict(zip(around.names, around.sample_counts, strict=True))
-        loss, batch_size = around.problem.loss, around.plan.training.batch_size
+        loss, batch_size = around.problem.plain_loss, around.plan.training.batch_size
         return cls(around, network, SealedTerms(network.circuit, loss, network.trains, batch_size, counts))
 
     @property

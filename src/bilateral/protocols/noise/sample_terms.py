@@ -35,6 +35,7 @@ from bilateral.models.modes import kept_in_evaluation
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.noise.one_thread import one_thread
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.scheme import Cotangents
 
 CotangentsOf = Callable[[Tensor, Tensor, Tensor], Cotangents]
@@ -57,10 +58,6 @@ def refuse_batch_norm(model: nn.Module) -> None:
         )
 
 
-GradientAtOutputs = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) of a batch of one sample -> the gradient of its loss at the outputs."""
-
-
 class SampleGradients:
     """Per-sample gradients of any module, one sample after the other; a term is the gradient itself."""
 
@@ -69,17 +66,21 @@ class SampleGradients:
         self._model = model
         self.shape = (1, sum(p.numel() for p in model.parameters))
 
-    def chunks(self, inputs: Tensor, targets: Tensor, gradient_at_outputs: GradientAtOutputs) -> Iterator[Tensor]:
+    def chunks(self, inputs: Tensor, targets: Tensor, objective: Objective) -> Iterator[Tensor]:
         """1 x 1 x parameters for each sample, in the batch's order; nothing for an empty batch."""
         for x, target, seed in _one_at_a_time(self._model.module, inputs, targets):
-            yield self._of_one(x, target, gradient_at_outputs, seed)[None]
+            yield self._of_one(x, target, objective, seed)[None]
 
-    def _of_one(self, x: Tensor, target: Tensor, gradient_at_outputs: GradientAtOutputs, seed: int) -> Tensor:
+    def _of_one(self, x: Tensor, target: Tensor, objective: Objective, seed: int) -> Tensor:
         with _alone(seed):
-            outputs: Tensor = self._model.module(x)
-            at_outputs = gradient_at_outputs(outputs.detach(), target)
-            row = at_outputs.new_empty(self.shape)
-            FlatGradients(outputs, self._model.parameters).write(row[0], at_outputs, {}, last=True)
+            outputs = self._model.module(x)
+            root, at_root = outputs, None
+            if isinstance(outputs, Tensor):
+                at_root = objective.cotangents(outputs.detach(), target)
+            else:  # several heads
+                root = objective.of_batch(outputs, target)
+            row = torch.empty(self.shape, dtype=self._model.dtype)
+            FlatGradients(root, self._model.parameters).write(row[0], at_root, {}, last=True)
             return row
 
 

@@ -49,14 +49,15 @@ def export_run(
     data_dir: str | Path | None = None,
     model: str | None = None,
     data: str | None = None,
+    loss: str | None = None,
 ) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
     A network that perturbation does not take is exported as it is; every client of such a run has seen it anyway.
 
     The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export). A run of a user's own
-    functions needs them named again, as `model` and `data`: a directory never decides what code runs. A run without a
-    single round that succeeded is refused.
+    functions needs them named again, as `model`, `data` and `loss`: a directory never decides what code runs. A run
+    without a single round that succeeded is refused.
     """
     run_directory, target = Path(run_directory), Path(target)
     RunDirectory.open(run_directory, load_plan)  # what is read comes first: a target is chosen for it
@@ -66,7 +67,7 @@ def export_run(
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
     command = ("bilateral", "export", str(run_directory), "--output", str(target))
-    trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data)
+    trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data, loss=loss)
     plan, view, network, graph = trained.plan, trained.view, trained.network, trained.graph
     if graph is not None:
         check_export(network, graph, view.problem.examples)
@@ -76,7 +77,7 @@ def export_run(
         )
         network.load_state_dict(state)
     network.eval()
-    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
+    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.objective))
     writer(network, card, target)
     return card
 
@@ -100,13 +101,15 @@ def trained_network(
     data_dir: str | Path | None = None,
     model: str | None = None,
     data: str | None = None,
+    loss: str | None = None,
 ) -> TrainedNetwork:
     """Of a run of any protection; one without a single round that succeeded is refused.
 
-    `model`, `data`: a user's own functions, named again for this; `command` is what a refusal tells to name them with.
+    `model`, `data`, `loss`: a user's own functions, named again for this; `command` is what a refusal tells to name
+    them with.
     """
     directory, plan = RunDirectory.open(run_directory, load_plan)
-    check_named(directory.path, plan, (model, data), command)
+    check_named(directory.path, plan, (model, data, loss), command)
     checkpoint = load_checkpoint(directory.checkpoint)
     if checkpoint.plan_digest != plan.digest():
         raise CheckpointError(
@@ -117,7 +120,7 @@ def trained_network(
     view = load_server_view(plan, None if data_dir is None else Path(data_dir))
     network = initial_model(plan, view.problem)
     layout, graph = layout_of(plan, network, view.problem), _export_graph(plan, network, view.problem)
-    trained = name_of(checked_mix(plan, view.problem.loss, len(view.members), layout))
+    trained = name_of(checked_mix(plan, view.problem.objective, len(view.members), layout))
     _restore_model(network, checkpoint, f"{trained}/model/", directory.checkpoint)
     return TrainedNetwork(plan, view, network, graph, trained)
 

@@ -15,6 +15,7 @@ from bilateral.learning.training import Training, relative_difference
 from bilateral.models.coverage import coverage
 from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import traced
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.statistics import collect_batch_statistics
 
 
@@ -34,7 +35,7 @@ class SeenByClients:
         return asdict(self)
 
 
-def seen_by_clients(training: Training, round_index: int, split: Split, loss: str) -> SeenByClients | None:
+def seen_by_clients(training: Training, round_index: int, split: Split, loss: str | Objective) -> SeenByClients | None:
     """Compare what a client would be sent with the model it is made from; predictions are read off as they come.
 
     None where there is nothing to compare: clients are sent the model itself, BatchNorm cannot normalise a single test
