@@ -22,7 +22,7 @@ from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import analyse, make_blueprint
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import ModelError, ThresholdError
+from bilateral.errors import ModelError, NotAuditableError, ThresholdError
 from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts, Exchange
 from bilateral.learning.halves import OpenedRound, Preparation, PreparingHalf, ServerHalf
@@ -169,6 +169,11 @@ def record(
     `before_round` may change the server's model: worlds that differ in it. `played_by` makes a dishonest server of the
     plan's.
     """
+    if plan.training.takes_local_steps:
+        raise NotAuditableError(
+            "Attacks are written for gradients, and with local steps clients upload changes of the model.",
+            remedy="Audit the plan without training.local_steps and training.local_epochs.",
+        )
     blueprint = make_blueprint(plan, federation)
     training = blueprint.server()
     initial = copy.deepcopy(training.model)

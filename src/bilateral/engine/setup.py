@@ -24,7 +24,8 @@ from bilateral.engine.stack import make_stack
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Party, Record
-from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.learning.local_steps import ChangeTaker
+from bilateral.learning.optimiser import Optimiser, ServerOptimiser
 from bilateral.learning.problem import Problem, Share
 from bilateral.learning.secrets import Secrets
 from bilateral.learning.training import Training
@@ -40,6 +41,7 @@ from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
@@ -106,12 +108,22 @@ class Blueprint:
             self.layout,
             stack.make_server(model),
             stack.make_aggregation(),
-            ServerOptimiser(model, self.layout, self.plan.training.optimiser_settings()),
+            self._optimiser(model),
             self.plan.training.rounds,
             stack.guarantee,
             stack.privacy,
             stack.check,
+            take_statistics=replace_running_statistics
+            if self.plan.training.takes_local_steps
+            else update_running_statistics,
         )
+
+    def _optimiser(self, model: nn.Module) -> Optimiser:
+        """With local steps the plan's optimiser is the clients', and the server has a rule of its own."""
+        training = self.plan.training
+        if training.takes_local_steps:
+            return ChangeTaker(model, self.layout, training.server_rule())
+        return ServerOptimiser(model, self.layout, training.optimiser_settings())
 
     def client(
         self,

@@ -67,6 +67,8 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: M
         plan.masks(num_clients),
         plan.federation.num_participants(num_clients),
         layout.num_statistics,
+        plan.training.takes_local_steps,
+        plan.noise.unit,
         tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)

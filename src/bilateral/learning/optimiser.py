@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,16 @@ class OptimiserSettings:
             case "linear":
                 factor = 1.0 - progress
         return self.learning_rate * warm * factor
+
+
+class Optimiser(Protocol):
+    """The server's: moves its model by what was recovered from a round."""
+
+    def step(self, gradient: Tensor, round_index: int, num_rounds: int) -> None: ...
+
+    def state_tensors(self) -> dict[str, Tensor]: ...
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None: ...
 
 
 class ServerOptimiser:

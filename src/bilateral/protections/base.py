@@ -48,6 +48,9 @@ class Mix:
     masks: MaskName
     num_participants: int
     num_statistics: int = 0
+    local_steps: bool = False
+    unit: str = "sample"
+    """What noise protects, if there is any."""
     batch_norms: tuple[str, ...] = ()
     """Layers whose batch statistics are uploaded."""
 
@@ -108,6 +111,8 @@ class ModelProtection(Protection):
 
     can_clip: bool = False
     """`make_client` takes clipping, as noise of clients needs it."""
+    one_gradient_because: str = "its clients are written to give one gradient a round"
+    """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
     takes_any_objective: bool = False
     """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 

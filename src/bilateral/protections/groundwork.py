@@ -10,6 +10,7 @@ from torch import nn
 
 from bilateral.errors import PlanError
 from bilateral.learning.client import BatchSchedule, Schedule
+from bilateral.learning.local_steps import LocalSchedule, LocalSettings
 from bilateral.learning.problem import Member, Problem
 from bilateral.learning.secrets import Secrets
 from bilateral.models.layout import ModelLayout
@@ -45,6 +46,8 @@ class TrainingSettings(Protocol):
     def augment(self) -> bool: ...
     @property
     def channels_last(self) -> bool | None: ...
+    @property
+    def local_settings(self) -> LocalSettings | None: ...
 
 
 class FederationSettings(Protocol):
@@ -171,9 +174,11 @@ class Groundwork:
 
     def batch_schedule(self, seat: Seat) -> Schedule:
         """Which samples are used when is no secret here; noise that rests on sampling brings a schedule of its own."""
-        return BatchSchedule(
+        batches = BatchSchedule(
             seat.num_samples, self.plan.training.batch_size, self.secrets.batches(self.plan.seed, seat.name)
         )
+        local = self.plan.training.local_settings
+        return batches if local is None else LocalSchedule(batches, local)
 
     def basis(self, seat: Seat, *, clip: ClipSettings | None = None, count_clipped: bool = False) -> ClientBasis:
         """What the half of the client in this seat is built from."""

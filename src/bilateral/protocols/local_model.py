@@ -74,9 +74,12 @@ class LocalModel:
         *,
         channels_last: bool | None = None,
         workspace: Workspace | None = None,
+        keeps_history: bool = False,
     ) -> None:
+        """`keeps_history`: BatchNorm's running statistics are what the layer makes of them, not the last batch's."""
         self.module = set_training(copy.deepcopy(model), layout.kept_in_evaluation)
-        collect_batch_statistics(self.module)
+        if not keeps_history:
+            collect_batch_statistics(self.module)
         if channels_last is None:
             channels_last = prefers_channels_last(self.module)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
@@ -114,7 +117,7 @@ class LocalModel:
             for place, parameter in zip(self._layout.parameters, self.parameters, strict=True):
                 parameter.copy_(values[place.name])
 
-    def run(self, client: str, round_index: int, inputs: Tensor) -> Any:
+    def run(self, client: str, round_index: int, inputs: Tensor, *, check: bool = True) -> Any:
         """Outputs with their graph, as the module gives them; NaN and infinities are refused by the client's name.
 
         Real inputs of another precision are taken in the model's own; whole numbers stay what they are.
@@ -125,7 +128,7 @@ class LocalModel:
             inputs = inputs.contiguous(memory_format=self._format)
         outputs = self.module(inputs)
         tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        if check and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             raise NumericalRangeError(
                 f"{client}: the model's outputs are NaN or infinite in round {round_index}.",
                 remedy="Check the inputs, or lower the learning rate.",

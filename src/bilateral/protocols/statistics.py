@@ -50,6 +50,23 @@ def update_running_statistics(model: nn.Module, layout: ModelLayout, statistics:
             offset += buffer.numel()
 
 
+def replace_running_statistics(model: nn.Module, layout: ModelLayout, statistics: Tensor) -> None:
+    """Running statistics as they come, layer after layer: with local steps clients keep the history."""
+    offset = 0
+    for layer in layout.statistics:
+        module = model.get_submodule(layer.module)
+        assert isinstance(module, _BatchNorm)
+        mean, variance = _buffers(model, layer)
+        if mean is None or variance is None:
+            continue
+        assert module.num_batches_tracked is not None
+        module.num_batches_tracked.add_(1)
+        for buffer in (mean, variance):
+            found = statistics[offset : offset + buffer.numel()].to(buffer.dtype)
+            buffer.copy_(found.clamp(min=0.0) if buffer is variance else found)  # as above
+            offset += buffer.numel()
+
+
 def scaled_buffers(
     model: nn.Module, graph: ScaleGraph, scale_factors: Tensor, exchange: Tensor
 ) -> Mapping[str, Tensor]:

@@ -48,6 +48,7 @@ class Sealed(ModelProtection):
     """Gradients are computed on shares, between each client and the server; another party deals."""
 
     name = SEALED
+    one_gradient_because = "clients are sent no model, and steps on shares would be as many sealed rounds"
     vocabulary = Vocabulary(
         "sealed training",
         to_client=(DealRequest, SealedWeights, SealedModel, SealedTurnReply),

@@ -38,6 +38,13 @@ class Sound(NoiseProtection):
             "Use training.loss = 'mse', or protection = 'fedsgd'.",
         ),
         Rule(
+            "sound noise of samples with local steps",
+            lambda mix: mix.local_steps and mix.unit == "sample",
+            "after the first step a client's change depends on each of its samples in ways that clipping single "
+            "gradients does not bound",
+            "Use noise.unit = 'client', which bounds the whole change, or leave local steps out.",
+        ),
+        Rule(
             "sound noise with batch statistics",
             lambda mix: mix.num_statistics > 0,
             "BatchNorm mixes the samples of a batch and uploads statistics that nothing bounds",
