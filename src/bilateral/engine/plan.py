@@ -33,6 +33,7 @@ from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated,
 from bilateral.learning.client import num_participants
 from bilateral.learning.evaluation import Measures
 from bilateral.learning.metrics import MetricName
+from bilateral.learning.local_steps import LocalSettings, ServerRule, ServerRuleSettings
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
@@ -44,7 +45,20 @@ from bilateral.protocols.objective import LossName
 DEFAULT_CLIENTS = 5
 BASIC_METRICS: Final = ("loss", "accuracy", "balanced_accuracy", "exact_match", "mse", "r2")
 """What is always measured, where the task has it."""
-NEUTRAL_TRAINING: Final = [("class_weights", []), ("label_smoothing", 0.0), ("huber_delta", 1.0)]
+ONLY_WITH_LOCAL_STEPS: Final = [
+    ("proximal", 0.0),
+    ("server_optimiser", "average"),
+    ("server_learning_rate", None),
+    ("server_momentum", 0.9),
+]
+NEUTRAL_TRAINING: Final = [
+    ("class_weights", []),
+    ("label_smoothing", 0.0),
+    ("huber_delta", 1.0),
+    ("local_steps", 0),
+    ("local_epochs", 0),
+    *ONLY_WITH_LOCAL_STEPS,
+]
 """Settings that change nothing as they are by default."""
 HETEROGENEOUS = OtherKind(
     "heterogeneous learning",
@@ -122,6 +136,10 @@ class TrainingPlan(Section):
     `loss`: mse, ce, bce (several labels a sample), huber, or a function of your own, `package.module:function`, of
     (outputs, targets); auto: ce for classification, mse for regression, bce for several labels. Class weights and
     smoothing, and all but mse and ce, are for protections that let clients compute a loss as it is.
+
+    Each round a client gives one gradient, which the server's optimiser applies (FedSGD). With `local_steps` or
+    `local_epochs` clients take that many steps on batches of their own, with this optimiser, and the server moves its
+    model by their mean change (FedAvg): for `fedavg` and `masks`.
     """
 
     loss: ObjectiveName = "auto"
@@ -139,6 +157,14 @@ class TrainingPlan(Section):
     schedule: ScheduleName = "cosine"
     warmup_rounds: int = Field(default=0, ge=0)
     augment: bool = False
+    local_steps: int = Field(default=0, ge=0, description="batches of a client a round; 0 with no epochs is FedSGD")
+    local_epochs: int = Field(default=0, ge=0, description="times that a client goes through its data in a round")
+    proximal: float = Field(default=0.0, ge=0, description="FedProx' mu: local steps are pulled to the round's model")
+    server_optimiser: ServerRule = Field(
+        default="average", description="with local steps: average, momentum (FedAvgM), adam (FedAdam), yogi (FedYogi)"
+    )
+    server_learning_rate: float | None = Field(default=None, gt=0, description="1, or 0.01 for adam and yogi")
+    server_momentum: float = Field(default=0.9, ge=0, lt=1)
     evaluate_every: int = Field(default=10, ge=1)
     checkpoint_every: int = Field(default=10, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
@@ -148,6 +174,30 @@ class TrainingPlan(Section):
     def channels_last(self) -> bool | None:
         """None leaves the choice to the client (`prefers_channels_last`)."""
         return None if self.memory_format == "auto" else self.memory_format == "channels_last"
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """FedAvg, and not FedSGD."""
+        return bool(self.local_steps or self.local_epochs)
+
+    @property
+    def local_settings(self) -> LocalSettings | None:
+        """How clients train by themselves; None is one gradient a round."""
+        if not self.takes_local_steps:
+            return None
+        return LocalSettings(self.optimiser_settings(), self.rounds, self.local_steps, self.local_epochs, self.proximal)
+
+    def server_rule(self) -> ServerRuleSettings:
+        return ServerRuleSettings(self.server_optimiser, self.server_learning_rate, self.server_momentum)
+
+    @model_validator(mode="after")
+    def _local_settings_fit(self) -> TrainingPlan:
+        if self.local_steps and self.local_epochs:
+            raise ValueError("expected either `local_steps` or `local_epochs`")
+        alone = {name: value for name, value in ONLY_WITH_LOCAL_STEPS if getattr(self, name) != value}
+        if alone and not self.takes_local_steps:
+            raise ValueError(f"expected `{min(alone)}` only beside `local_steps` or `local_epochs`")
+        return self
 
     def optimiser_settings(self) -> OptimiserSettings:
         return OptimiserSettings(

@@ -19,7 +19,7 @@ from bilateral.learning.exchange import Party
 from bilateral.learning.halves import GradientCheck, ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader, PrivateUploader
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.protections.base import Mix
 from bilateral.protections.combination import combine, name_of, refuse_unsound
 from bilateral.protections.groundwork import Groundwork
@@ -57,7 +57,7 @@ class Stack:
     helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
 
 
-def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, graph: ScaleGraph) -> Mix:
+def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: ModelLayout) -> Mix:
     """The plan's protections, which go together."""
     chosen = plan.chosen
     mix = Mix(
@@ -66,7 +66,10 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, graph: Sc
         objective,
         plan.masks(num_clients),
         plan.federation.num_participants(num_clients),
-        graph.num_statistics,
+        layout.num_statistics,
+        plan.training.takes_local_steps,
+        plan.noise.unit,
+        tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)
     return mix
@@ -74,7 +77,7 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, graph: Sc
 
 def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     """Everything that the plan asks for; nothing of a side is built yet."""
-    mix = checked_mix(plan, around.problem.objective, len(around.members), around.graph)
+    mix = checked_mix(plan, around.problem.objective, len(around.members), around.layout)
     name, sides = name_of(mix), plan.chosen.sides(around)
     _refuse_what_would_be_left_out(mix, sides)
     if sides.pairwise is not None:

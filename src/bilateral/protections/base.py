@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
+from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import NoisePlan
@@ -47,6 +48,11 @@ class Mix:
     masks: MaskName
     num_participants: int
     num_statistics: int = 0
+    local_steps: bool = False
+    unit: str = "sample"
+    """What noise protects, if there is any."""
+    batch_norms: tuple[str, ...] = ()
+    """Layers whose batch statistics are uploaded."""
 
     @property
     def loss(self) -> str:
@@ -62,6 +68,8 @@ class Rule:
     applies: Callable[[Mix], bool]
     reason: str
     remedy: str
+    layers: Callable[[Mix], tuple[str, ...]] = lambda _: ()
+    """Whose fault it is."""
 
 
 class Protection(ABC):
@@ -94,12 +102,17 @@ class Protection(ABC):
     def warnings(self, plan: Plan) -> Iterator[str]:
         """What operators of a deployment should know of its limits."""
 
+    def check_network(self, model: nn.Module, layout: ModelLayout) -> None:  # noqa: B027
+        """Raise by name for what this cannot train, besides what a trace refuses (`Traits.needs_trace`)."""
+
 
 class ModelProtection(Protection):
     """What clients are sent, and what they upload."""
 
     can_clip: bool = False
     """`make_client` takes clipping, as noise of clients needs it."""
+    one_gradient_because: str = "its clients are written to give one gradient a round"
+    """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
     takes_any_objective: bool = False
     """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 
@@ -145,12 +158,12 @@ class ModelProtection(Protection):
         def make_client(seat: Seat) -> ClientParts:
             return ClientParts(self.make_client(around.basis(seat)), around.batch_schedule(seat))
 
-        graph = around.graph
+        layout = around.layout
         num_terms = len(self.term_names(around.plan, around.problem.loss))
         return Sides(
             lambda model: self.make_server(around, model),
             make_client,
-            UploadShape(num_terms, graph.num_parameters, graph.num_statistics),
+            UploadShape(num_terms, layout.num_parameters, layout.num_statistics),
             (self.guarantee(around),),
             check=self.recovery_check(around),
         )

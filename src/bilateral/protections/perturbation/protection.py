@@ -25,6 +25,10 @@ class Perturbation(ModelProtection):
     """Clients train on a perturbed model."""
 
     name = "perturbation"
+    one_gradient_because = (
+        "a client that is sent a disguised model never has a true gradient, and a step along the gradient that it has "
+        "leads to a model that is the disguise of none"
+    )
     vocabulary = Vocabulary(
         to_client=(PerturbedModel, SoftmaxReply),
         to_server=(SoftmaxQuery,),
