@@ -48,7 +48,7 @@ CLIENTS = 3
 
 def sums_of(x, number):
     """The random sums of one watched tensor, in the clear (they are linear)."""
-    role = First(tiny_terms(), FirstModel((), (), (), {}), b"a" * 32, b"b" * 32)
+    role = First(tiny_terms(), FirstModel((), (), (), {}), (), b"a" * 32, b"b" * 32, "dora")
     return role._sums(in_groups(x), number)
 
 
