@@ -94,6 +94,11 @@ class GateClock:
                 self._add_bytes(charged, wanted.part)
             answer = yield wanted
 
+    def timed(self, role: Role, walk: Walk) -> Walk:
+        """The walk of this role, with every gate of it timed."""
+        self.attach(role)
+        return self.walk(REST, walk)
+
     def attach(self, role: Role) -> None:
         """Time every gate of this role from now on."""
         for name, gate in _GATE_OF.items():

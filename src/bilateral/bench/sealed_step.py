@@ -26,7 +26,8 @@ and for each of them a row for
 of the loss summed over the batch (`..._in_fixed_point`: from the same step in the clear, whose ReLUs and poolings see
 the same rounded numbers). `ratio_to_plain`: seconds over those of a plain torch float32 step (on a core, in the
 parties' rows), which takes turns with ours; all spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`:
-on a core, and as told or dealt; `messages` is encoding, sending and receiving them (`gate_clock`).
+on a core, and as told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and
+receiving them (`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ def case_rows(chosen: SealedStep, case: tuple[str, str, int], measured: Measured
                     "party": party,
                     **_spread("seconds", seconds),
                     **(_traffic_of_all(steps, phases) if is_all else _books_of(party, steps, phases)),
+                    **({} if is_all else _by_gate(party, measured.steps, phases)),
                     "rounds": rounds,
                     "relative_error": measured.relative_error,
                     "relative_error_in_fixed_point": measured.relative_error_in_fixed_point,
@@ -229,7 +231,6 @@ def _books_of(party: str, steps: Sequence[StepCost], phases: Sequence[str]) -> d
         "megabytes_received": received,
         "busy_seconds": median(lambda cost: cost.busy_seconds),
         "peak_memory_megabytes": max(cost.peak_memory_bytes[party] for cost in steps) / 1e6,
-        **_by_gate(party, steps, phases),
     }
 
 

@@ -55,7 +55,9 @@ class StepMessage(Message):
 
 @dataclass(frozen=True)
 class DealOrder(StepMessage):
-    pass
+    """`is_timed`: gate by gate, which takes time itself; 0 or 1."""
+
+    is_timed: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +82,9 @@ class MaskedWeights(StepMessage):
 
 @dataclass(frozen=True)
 class StepBegin(StepMessage):
-    pass
+    """`is_timed` as of `DealOrder`."""
+
+    is_timed: int
 
 
 @dataclass(frozen=True)
@@ -220,8 +224,8 @@ class DealerParty(StepParty):
         self.say(DealtForStep(message.number, with_server, box))
         role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
         role.on_dealt = lambda: self._pass_on(message.number, role, _PARTS_BYTES)
-        self.clock.attach(role)
-        run(self.clock.walk(REST, step(role, None, None)))
+        walk = step(role, None, None)
+        run(self.clock.timed(role, walk) if message.is_timed else walk)
         self._pass_on(message.number, role, 0)
         return DealtParts(message.number, ())
 
@@ -246,7 +250,8 @@ class ClientParty(StepParty):
                 return StepTaken(message.number)
             case StepBegin():
                 number = message.number
-                self._speaker = Speaker(self._work(), SERVER, early=lambda parts: self.say(StepTurn(number, parts)))
+                work = self._work(is_timed=bool(message.is_timed))
+                self._speaker = Speaker(work, SERVER, early=lambda parts: self.say(StepTurn(number, parts)))
                 return self._spoken(number)
             case StepTurn():
                 if self._speaker is None:
@@ -262,7 +267,6 @@ class ClientParty(StepParty):
         with_dealer, with_server = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
         self._role = Second(self.terms, message.weights, with_dealer, with_server)
         self._speaker = None
-        self.clock.attach(self._role)
 
     def _spoken(self, number: int) -> Message | None:
         """What was told leaves; the answer to `StepBegin` comes when all is done."""
@@ -271,13 +275,14 @@ class ClientParty(StepParty):
             self.say(StepTurn(number, told))
         return StepTaken(number) if self._speaker.is_done else None
 
-    def _work(self) -> Work[Tensor]:
+    def _work(self, *, is_timed: bool) -> Work[Tensor]:
         role, batch = self._role, self._batch
         if role is None or batch is None:
             raise ProtocolError(f"{self._name} was asked for a step without a batch or masked weights.")
         with self.clock.at(REST):
             encoded = encode_batch(self.terms, batch.inputs, batch.targets)
-        return (yield from self.clock.walk(REST, step(role, *encoded)))
+        walk = step(role, *encoded)
+        return (yield from self.clock.timed(role, walk) if is_timed else walk)
 
     def obey(self, order: Message) -> Message:
         match order:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.bench.gate_clock import DEALT, LINEAR, REST, GateClock
+from bilateral.bench.gate_clock import DEALT, LINEAR, GateClock
 from bilateral.bench.metering import MeteredTransport, PhaseCost, add_books
 from bilateral.bench.party import Heard, peak_memory_bytes
 from bilateral.bench.processes import agree_on_keys, ask_costs, started, tell
@@ -181,13 +181,14 @@ class StepServer:
         tell(self._switchboard, CLIENT, Batch(work.inputs, work.targets), Heard)
 
     def step(self, *, at_once: bool = False) -> StepCost:
-        """Dealing, preparing and the turns: one after the other, or `at_once`, each as soon as it can begin."""
+        """Dealing, preparing and the turns: one after the other with every gate timed, or `at_once`, each as soon as it
+        can begin."""
         self._begin()
         started = time.perf_counter()
-        number = self._order()
+        number = self._order(is_timed=not at_once)
         if not at_once:
             self._await_dealing(number)
-        part = self._compute(number)
+        part = self._compute(number, is_timed=not at_once)
         return self._cost(time.perf_counter() - started, part)
 
     def steps_in_a_row(self, count: int) -> list[StepCost]:
@@ -195,28 +196,28 @@ class StepServer:
 
         What the first needs is dealt before its clock starts; what a step after the last needs is dealt within.
         """
-        number = self._order()
+        number = self._order(is_timed=False)
         self._await_dealing(number)
         found = []
         for _ in range(count):
             self._begin()
             started = time.perf_counter()
-            following = self._order()
-            part = self._compute(number)
+            following = self._order(is_timed=False)
+            part = self._compute(number, is_timed=False)
             self._await_dealing(following)
             found.append(self._cost(time.perf_counter() - started, part))
             number = following
         self._dealings.clear()
         return found
 
-    def _order(self) -> int:
+    def _order(self, *, is_timed: bool) -> int:
         """A dealing begins; the number of its step."""
         self._num_steps += 1
         self._dealings[self._num_steps] = _Dealing()
-        self._submit(DEALER, DealOrder(self._num_steps))
+        self._submit(DEALER, DealOrder(self._num_steps, int(is_timed)))
         return self._num_steps
 
-    def _compute(self, number: int) -> Tensor:
+    def _compute(self, number: int, *, is_timed: bool) -> Tensor:
         """The step of this number; the server's part of the gradient."""
         work, dealing = self._work, self._dealings[number]
         with_client = self._randomness.random_bytes(SEED_BYTES)
@@ -232,15 +233,15 @@ class StepServer:
             )
         prepared = self._submit(CLIENT, MaskedWeights(number, dealing.box, with_client, masked))
         self._enter(STEP)
-        taken = self._submit(CLIENT, StepBegin(number))
+        taken = self._submit(CLIENT, StepBegin(number, int(is_timed)))
         dealt = self._dealt(dealing)
         role = First(work.terms, model, dealt, with_dealer, seed_of_step(work.terms, with_client), DEALER)
-        self._clock.attach(role)
+        walk = step(role, None, None)
 
         def say(parts: tuple[Tensor, ...]) -> None:
             self._transport.say(CLIENT, StepTurn(number, parts))
 
-        speaker: Speaker[Tensor] = Speaker(self._clock.walk(REST, step(role, None, None)), CLIENT, early=say)
+        speaker: Speaker[Tensor] = Speaker(self._clock.timed(role, walk) if is_timed else walk, CLIENT, early=say)
         while True:
             if told := speaker.take_told():
                 say(told)

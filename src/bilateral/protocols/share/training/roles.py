@@ -47,6 +47,7 @@ from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 from bilateral.protocols.share.ring.threads import in_parts
+from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.terms import StepTerms
 
 Gate = Generator[Any, Any, Tensor]
@@ -300,15 +301,6 @@ def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
     return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
 
 
-def _cut(words: Tensor, norm: Norm) -> Tensor:
-    """The upper bits of words, as numbers modulo 2^(64 - shift)."""
-    return truncation.logical_shift(words, norm.shift)
-
-
-def _by_channel(x: Tensor) -> Tensor:
-    return x.sum(dim=[0, *range(2, x.dim())])
-
-
 class First(_Computing):
     """The party with the weights. `dealt` may come as it is taken; `dealer` is named in errors."""
 
@@ -394,9 +386,7 @@ class First(_Computing):
         mask = self._stream(purpose, number).words(*masked.part.shape)
         told = masked.part + mask
         yield Tell(told)
-        # Cut like this and not by itself, its part fits what the second party makes of what it hears.
-        part = _cut(told, norm) - _cut(mask, norm)
-        squares = _by_channel(part * part)
+        squares = norms.first_part(told, mask, norm.shift)
         squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
         self._norms.append((norm.label, squares << norm.shift))
         return Blinded(masked, told)
@@ -522,8 +512,7 @@ class Second(_Computing):
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         told = yield Hear("a blinded value", tuple(masked.part.shape))
-        part = _cut(masked.part, norm)
-        squares = _by_channel((_cut(told, norm) << 1) * part + part * part)
+        squares = norms.second_part(told, masked.part, norm.shift)
         squares -= self._stream(purpose, number).words(len(squares)) << 1
         self._norms.append((norm.label, squares << norm.shift))
         return Blinded(masked, told)
@@ -679,7 +668,7 @@ class Dealing(Role):
             return Blinded(masked, masked.part)
         first, second = self._streams(purpose, number)
         mask = first.words(*shape)
-        cross = _by_channel(_cut(mask, norm) * _cut(masked.part, norm))
+        cross = norms.dealt_part(mask, masked.part, norm.shift)
         self._deal(cross - second.words(len(cross)))
         return Blinded(masked, mask)
         yield
@@ -744,9 +733,14 @@ def in_groups(x: Tensor) -> Tensor:
     channels = x.transpose(0, 1).reshape(x.shape[1], -1)
     size = group_size(*channels.shape)
     if size <= channels.shape[1]:
-        return F.pad(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
+        return _padded(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
     together = size // channels.shape[1]
-    return F.pad(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
+    return _padded(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
+
+
+def _padded(x: Tensor, zeros: tuple[int, ...]) -> Tensor:
+    """Torch copies also where there is nothing to add."""
+    return F.pad(x, zeros) if any(zeros) else x
 
 
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
