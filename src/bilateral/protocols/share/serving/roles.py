@@ -17,8 +17,9 @@ from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training.plain import Plain
-from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second, in_groups
+from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second
 from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.watching import in_groups
 
 
 class Revealing(Role):

@@ -33,28 +33,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
-from bilateral.protocols.share.gates.arrays import rows
 from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.ring.threads import in_parts
 from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
 
 Gate = Generator[Any, Any, Tensor]
-GROUP: Final = 8192
-"""So many numbers are added up, with random signs, to be watched together."""
-NUM_SUMS: Final = 64
-"""Random sums of each group (`bounds` has what they show)."""
 NORM_BITS: Final = 10
 """Fraction bits of numbers whose squares are added up."""
 SUM_BITS: Final = 60
@@ -176,11 +170,11 @@ class Role(ABC):
 
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
-        self._watched.append((label, self._sums(in_groups(x), len(self._watched)).reshape(-1)))
+        self._watched.append((label, self._sums(x, len(self._watched)).reshape(-1)))
 
     @abstractmethod
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
-        """Every row with random signs, `NUM_SUMS` times."""
+    def _sums(self, x: Tensor, number: int) -> Tensor:
+        """Every group of x with random signs, `NUM_SUMS` times."""
 
     @abstractmethod
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor | int:
@@ -224,8 +218,8 @@ class _Computing(Role):
     def _common(self, purpose: Purpose, number: int) -> Stream:
         return Stream(self._with_other, purpose, number, self.terms.batch_size)
 
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
-        return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
+    def _sums(self, x: Tensor, number: int) -> Tensor:
+        return signed_sums(x, self._common("signs", number).words(groups_of(x).size))
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
         yield Tell(share)
@@ -278,27 +272,6 @@ class _ComputedBit(Bit):
     def times(self, value: Tensor) -> Gate:
         own = self.role.next_bit_product(value.numel())
         return (yield from sealed.times_bit(value, self.compared, own))
-
-
-def signed_sums(groups: Tensor, signs: Tensor) -> Tensor:
-    """Each row with `NUM_SUMS` choices of signs: a 1 in bit k of a place's word is a minus in sum k."""
-    if not groups.is_cpu:
-        return signed_sums_by_tensors(groups, signs)
-    from bilateral.protocols.share.training import sum_kernels  # noqa: PLC0415 (imports numba)
-
-    out = groups.new_empty(len(groups), NUM_SUMS)
-    numbers, words, sums = (rows(part) for part in (groups, signs, out))
-
-    def run(begin: int, end: int) -> None:
-        sum_kernels.signed_sums(numbers[begin:end], words, sums[begin:end])
-
-    in_parts(len(groups), 1, NUM_SUMS * groups.numel(), run)
-    return out
-
-
-def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
-    """`signed_sums`."""
-    return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
 
 
 class First(_Computing):
@@ -689,9 +662,9 @@ class Dealing(Role):
         self.watched_shapes.append((label, tuple(x.shape[1:])))
         super().watch(label, x)
 
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
+    def _sums(self, x: Tensor, number: int) -> Tensor:
         del number
-        return _nothing((len(groups), NUM_SUMS))
+        return _nothing((groups_of(x).count, NUM_SUMS))
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
         del labelled
@@ -719,28 +692,6 @@ class _DealtBit(Bit):
         self.role.deal_bit_product(value.numel(), self.betas)
         return value
         yield
-
-
-def group_size(channels: int, length: int) -> int:
-    """Of channels of so many numbers. A large channel has groups of its own, small ones share theirs as a whole."""
-    if length >= GROUP // 2:
-        return min(GROUP, length)
-    return min(channels, GROUP // length) * length
-
-
-def in_groups(x: Tensor) -> Tensor:
-    """A row a group; zeros fill up the last."""
-    channels = x.transpose(0, 1).reshape(x.shape[1], -1)
-    size = group_size(*channels.shape)
-    if size <= channels.shape[1]:
-        return _padded(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
-    together = size // channels.shape[1]
-    return _padded(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
-
-
-def _padded(x: Tensor, zeros: tuple[int, ...]) -> Tensor:
-    """Torch copies also where there is nothing to add."""
-    return F.pad(x, zeros) if any(zeros) else x
 
 
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
