@@ -33,6 +33,9 @@ def export_command(
     data: Annotated[
         str | None, typer.Option(help="package.module:function, if the run's data are.", show_default=False)
     ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="package.module:function, if the run's loss is.", show_default=False)
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -50,7 +53,7 @@ def export_command(
     """
     RunDirectory.open(run, load_plan)  # what is read comes first: an output is chosen for it
     check_writable(output)
-    card = export_run(run, output, data_dir=data_dir, model=model, data=data)
+    card = export_run(run, output, data_dir=data_dir, model=model, data=data, loss=loss)
     if json:
         print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
     else:

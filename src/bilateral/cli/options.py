@@ -32,7 +32,10 @@ DataName = Annotated[str | None, typer.Option("--data", help="Data set, e.g. dig
 ModelName = Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp-5, resnet-20.", show_default=False)]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of rounds.", show_default=False)]
-LossName = Annotated[str | None, typer.Option("--loss", help="mse, ce or auto.", show_default=False)]
+LossName = Annotated[
+    str | None,
+    typer.Option("--loss", help="mse, ce, bce, huber, auto, or package.module:function.", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.", show_default=False)]
 Settings = Annotated[
     list[str] | None,
@@ -81,14 +84,14 @@ def named_in(changes: Any) -> Iterator[str]:
 
 
 def resumed(source: Path, plan: AnyPlan, command: str, **named: str | None) -> AnyPlan:
-    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model` or `models`)."""
+    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model`, `models` or `loss`)."""
     stored: dict[str, str] = {"data": plan.data.name, **code_of(plan)}
     if isinstance(plan, RunPlan):
-        stored["model"] = plan.model.name
+        stored |= {"model": plan.model.name, "loss": plan.training.loss}
     if any(name is not None and name != stored.get(what) for what, name in named.items()):
         raise PlanError(
             f"--resume goes on with the plan of {source}.",
-            remedy="Give no other settings with it; --data and --model only to name code of that plan again.",
+            remedy="Give no other settings with it; --data, --model and --loss only to name code of that plan again.",
         )
     check_named(source, plan, named.values(), ("bilateral", command, "--resume", str(source)))
     return plan

@@ -148,10 +148,13 @@ def run_command(
         )
         return
     if resume is not None:
-        others = (value for key, value in named.items() if key not in ("data.name", "model.name"))
+        others = (value for key, value in named.items() if key not in ("data.name", "model.name", "training.loss"))
         if plan is not None or settings or output or epsilon or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        chosen, output = resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model), resume
+        chosen, output = (
+            resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model, loss=loss),
+            resume,
+        )
     else:
         asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
         is_first = plan is None and not _says_more(asked, settings)

@@ -20,7 +20,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
 from bilateral.learning.problem import Member, Problem, Share
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective, make_objective
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
 
@@ -119,11 +119,16 @@ def member_names(plan: RunPlan, data_dir: Path | None = None) -> tuple[str, ...]
     return _checked_names(names)
 
 
-def loss_of(plan: RunPlan, task: Task) -> Loss:
+def objective_of(plan: RunPlan, task: Task) -> Objective:
     """The plan's loss: what it says, or what `auto` means for this task."""
-    if plan.training.loss != "auto":
-        return plan.training.loss
-    return "ce" if task == "classification" else "mse"
+    chosen = plan.training
+    return make_objective(
+        chosen.loss,
+        task,
+        class_weights=chosen.class_weights,
+        label_smoothing=chosen.label_smoothing,
+        huber_delta=chosen.huber_delta,
+    )
 
 
 def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
@@ -133,7 +138,7 @@ def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
         dataset.task,
         dataset.input_shape,
         dataset.num_outputs,
-        loss_of(plan, dataset.task),
+        objective_of(plan, dataset.task),
         test.inputs[:NUM_CALIBRATION_SAMPLES],
         tuple(dataset.class_names),
     )
@@ -162,7 +167,7 @@ def _dealt(plan: RunPlan, dataset: Dataset) -> list[ClientShare]:
 def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | None) -> Share:
     """A client's samples with targets as the loss wants them, in the plan's precision."""
     own = dataset.train if dealt is None else dataset.train.subset(dealt.indices)
-    own = prepare_targets(own, dataset.num_outputs, loss_of(plan, dataset.task))
+    own = prepare_targets(own, dataset.num_outputs, objective_of(plan, dataset.task))
     train = Share(
         own.inputs.to(_dtype(plan)), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
     )

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
     Field,
+    PlainValidator,
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
@@ -25,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.functional_validators import ModelWrapValidatorHandler  # where pydantic 2.7 has it
-from pydantic_core import to_json
+from pydantic_core import PydanticKnownError, to_json
 
 from bilateral.arguments import checked
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
@@ -36,14 +37,29 @@ from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
+from bilateral.protocols.objective import LossName
 
 DEFAULT_CLIENTS = 5
+NEUTRAL_TRAINING: Final = [("class_weights", []), ("label_smoothing", 0.0), ("huber_delta", 1.0)]
+"""Settings that change nothing as they are by default."""
 HETEROGENEOUS = OtherKind(
     "heterogeneous learning",
     frozenset({"clients", "queries", "retraining"}),
     "Use `bilateral hetero`, or `bilateral audit --hetero`; `bilateral run --write-plan FILE` makes a plan for this.",
 )
 """A `HeteroPlan`, which is made of what is in this file."""
+
+
+def _objective_name(value: Any) -> str:
+    """One of ours, or a function of a user's own; nothing is imported."""
+    known = ("auto", *get_args(LossName))
+    if isinstance(value, str) and (value in known or ":" in value):
+        return value
+    expected = f"{', '.join(map(repr, known))} or 'package.module:function'"
+    raise PydanticKnownError("literal_error", {"expected": expected})
+
+
+ObjectiveName = Annotated[str, PlainValidator(_objective_name)]
 
 
 class DataPlan(Section):
@@ -97,9 +113,19 @@ class FederationPlan(Section):
 
 
 class TrainingPlan(Section):
-    """How it is learned. `loss` auto: ce for classification, mse for regression. `batch_size` 0: all samples."""
+    """How it is learned. `batch_size` 0: all samples.
 
-    loss: Literal["auto", "mse", "ce"] = "auto"
+    `loss`: mse, ce, bce (several labels a sample), huber, or a function of your own, `package.module:function`, of
+    (outputs, targets); auto: ce for classification, mse for regression, bce for several labels. Class weights and
+    smoothing, and all but mse and ce, are for protections that let clients compute a loss as it is.
+    """
+
+    loss: ObjectiveName = "auto"
+    class_weights: list[float] = Field(
+        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1"
+    )
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="of ce and bce")
+    huber_delta: float = Field(default=1.0, gt=0, description="of huber: where squares end")
     rounds: int = Field(default=150, ge=1)
     batch_size: int = Field(default=32, ge=0)
     optimiser: OptimiserName = "sgd"
@@ -244,6 +270,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         "federation": lambda key, value: (
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
+        "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
         "data": lambda key, value: key in ("sites", "server") and not value,
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }

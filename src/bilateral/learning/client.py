@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.data import Split, random_flip_crop
 from bilateral.errors import DataError, ProtocolError
 from bilateral.learning.halves import ClientHalf
 from bilateral.protocols.messages import Message, RoundModel, Upload
+from bilateral.protocols.objective import Objective, as_objective
 from bilateral.randomness import Randomness, SeededRandomness
 
 
@@ -185,17 +185,9 @@ def reordered(count: int, number: int) -> Tensor:
     return SeededRandomness(number, "reordering").permutation(count)
 
 
-def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:
+def prepare_targets(split: Split, num_outputs: int, loss: str | Objective) -> Split:
     """Targets in the form that the loss wants: class numbers for `ce`, one-hot or real vectors for `mse`."""
-    targets = split.targets
-    if loss == "mse" and not targets.is_floating_point():
-        targets = F.one_hot(targets, num_outputs).to(split.inputs.dtype)
-    if loss == "mse":
-        targets = targets.to(split.inputs.dtype)
-    if loss == "ce" and targets.is_floating_point():
-        raise DataError(
-            "Cross entropy needs class labels, but this is a regression set.", remedy="Use loss = 'mse' for it."
-        )
+    targets = as_objective(loss).prepared(split.targets, num_outputs, split.inputs.dtype)
     return Split(split.inputs, targets, split.sites)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bilateral.errors import CheckpointError
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 
 OptimiserName = Literal["sgd", "adam"]
 ScheduleName = Literal["constant", "step", "cosine", "linear"]
@@ -46,11 +46,11 @@ class OptimiserSettings:
 class ServerOptimiser:
     """Applies a flat recovered gradient to the server's model."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph, settings: OptimiserSettings) -> None:
+    def __init__(self, model: nn.Module, layout: ModelLayout, settings: OptimiserSettings) -> None:
         own = dict(model.named_parameters())
-        self._graph = graph
+        self._layout = layout
         self._settings = settings
-        self._parameters = {p.name: own[p.name] for p in graph.parameters if own[p.name].requires_grad}
+        self._parameters = {p.name: own[p.name] for p in layout.parameters if own[p.name].requires_grad}
         ordered = list(self._parameters.values())
         self._optimiser: torch.optim.Optimizer
         if settings.name == "adam":
@@ -61,7 +61,7 @@ class ServerOptimiser:
             )
 
     def step(self, gradient: Tensor, round_index: int, num_rounds: int) -> None:
-        named = self._graph.unflatten(gradient)
+        named = self._layout.unflatten(gradient)
         for name, parameter in self._parameters.items():
             parameter.grad = named[name].to(parameter.dtype)
         for group in self._optimiser.param_groups:

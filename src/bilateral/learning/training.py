@@ -14,8 +14,8 @@ from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Enough, Exchange, Packet, Unanswered
 from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import evaluating
-from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
@@ -31,7 +31,7 @@ class Training:
 
     protection: str
     model: nn.Module
-    graph: ScaleGraph
+    layout: ModelLayout
     server: ServerHalf
     aggregation: Aggregation
     optimiser: ServerOptimiser
@@ -81,7 +81,7 @@ class Training:
             )
         self.last_gradient = update.gradient
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
-        update_running_statistics(self.model, self.graph, update.statistics)
+        update_running_statistics(self.model, self.layout, update.statistics)
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
             raise NumericalRangeError(
                 f"The model's weights became NaN or infinite in round {round_index}.",
@@ -114,8 +114,8 @@ class Training:
         return self.aggregation.take(round_index, sender, reply)
 
     def weights(self) -> Tensor:
-        """All parameters as one float64 vector."""
-        return self.graph.flatten(dict(self.model.named_parameters()), torch.float64)
+        """All parameters as one float64 vector, those that do not travel too."""
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).double()
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""

@@ -48,10 +48,11 @@ class ServedModel:
         data_dir: Path | None = None,
         model: str | None = None,
         data: str | None = None,
+        loss: str | None = None,
         reveal: Reveal = "logits",
     ) -> ServedModel:
         """The model of a run directory, of whatever protection. Refuses by name what does not go on shares."""
-        return cls.of(trained_network(run, command, data_dir=data_dir, model=model, data=data), reveal)
+        return cls.of(trained_network(run, command, data_dir=data_dir, model=model, data=data, loss=loss), reveal)
 
     @classmethod
     def of(cls, trained: TrainedNetwork, reveal: Reveal = "logits") -> ServedModel:

@@ -40,6 +40,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from bilateral.documents import parse_toml
+from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DeploymentError, PlanError, PlanNotAcceptedError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
@@ -141,7 +142,7 @@ class SiteSettings(_Section):
 
     def check_code(self, plan: RunPlan) -> None:
         """Refuse a plan that names a function which the operator has not named."""
-        own = [name for name in (plan.data.name, plan.model.name) if ":" in name and name not in self.code.allowed]
+        own = [name for name in code_of(plan).values() if name not in self.code.allowed]
         if own:
             names = ", ".join(f'"{name}"' for name in own)
             raise PlanNotAcceptedError(

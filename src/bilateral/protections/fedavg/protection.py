@@ -10,6 +10,7 @@ from torch import nn
 from bilateral.protections.base import ModelProtection, Vocabulary
 from bilateral.protections.fedavg.halves import GUARANTEE, FedAvgClient, FedAvgServer, PlainModel
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
+from bilateral.protections.traits import Traits
 from bilateral.protocols.guarantee import Guarantee
 
 FEDAVG: Final = "fedavg"
@@ -23,19 +24,23 @@ class FedSgd(ModelProtection):
     aliases: tuple[str, ...] = ("fedsgd",)
     vocabulary = Vocabulary("FedSGD", to_client=(PlainModel,), stages={PlainModel: "training"})
     can_clip = True
+    takes_any_objective = True
+
+    def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
+        return Traits(needs_trace=False)
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
         return GUARANTEE
 
     def make_server(self, around: Groundwork, model: nn.Module) -> FedAvgServer:
-        return FedAvgServer(model, around.graph)
+        return FedAvgServer(model, around.layout)
 
     def make_client(self, basis: ClientBasis) -> FedAvgClient:
         return FedAvgClient(
             basis.name,
             basis.model,
-            basis.graph,
-            basis.loss,
+            basis.layout,
+            basis.objective,
             channels_last=basis.plan.training.channels_last,
             clip=basis.clip,
             count_clipped=basis.count_clipped,

@@ -96,7 +96,7 @@ class Conductor:
             self.plan,
             names,
             federation.test_data,
-            federation.problem.loss,
+            federation.problem.objective,
             lanes[0],
             lanes[1] if len(lanes) > 1 else None,
             directory,

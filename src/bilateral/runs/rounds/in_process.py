@@ -81,7 +81,7 @@ def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_mes
         plan,
         federation.names,
         federation.test_data,
-        federation.problem.loss,
+        federation.problem.objective,
         Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
         Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
         None,

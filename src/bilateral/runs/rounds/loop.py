@@ -36,8 +36,8 @@ from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
-from bilateral.protocols.perturb.settings import Loss
 from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
 from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
@@ -72,7 +72,7 @@ class RoundLoop:
     plan: RunPlan
     names: Sequence[str]
     test: Split
-    loss: Loss
+    objective: Objective
     main: Lane
     reference: Lane | None
     directory: RunDirectory | None
@@ -249,7 +249,7 @@ class RoundLoop:
         return difference
 
     def _evaluate(self, training: Training) -> dict[str, float]:
-        metrics = evaluate(training.predict, self.test, self.loss)
+        metrics = evaluate(training.predict, self.test, self.objective)
         if not all(math.isfinite(value) for value in metrics.values()):
             raise NumericalRangeError(
                 f"The model's predictions are NaN or infinite after round {self._next_round}.",
@@ -291,7 +291,7 @@ class RoundLoop:
         return RunResult(
             plan=self.plan,
             model=main.model,
-            view=seen_by_clients(main, self._next_round, self.test, self.loss),
+            view=seen_by_clients(main, self._next_round, self.test, self.objective),
             metrics=self._evaluate(main),
             rows=self._rows,
             rounds=self._next_round,
