@@ -36,6 +36,8 @@ from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
+from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
+from bilateral.protocols.mask.widths import WIDEST
 
 DEFAULT_CLIENTS = 5
 HETEROGENEOUS = OtherKind(
@@ -245,6 +247,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
         "data": lambda key, value: key in ("sites", "server") and not value,
+        "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
     kept = {

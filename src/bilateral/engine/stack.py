@@ -109,7 +109,7 @@ def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
 
 
 def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
-    settings, secrets = around.mask_settings, around.secrets
+    settings, secrets = sides.mask_settings(around.mask_settings), around.secrets
 
     def make_aggregation() -> Aggregation:
         run_id = secrets.run_id

@@ -59,6 +59,7 @@ from bilateral.protocols.mask.sealing import (
 )
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import check_names, check_sum, mask_sign, signed_content
+from bilateral.protocols.mask.widths import packed
 from bilateral.protocols.messages import Upload
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -198,9 +199,9 @@ class MaskClient:
             (bound_seed(attempt.pair_seeds[other], context), mask_sign(self.name, other)) for other in attempt.active
         ]
         lengths = [upload.terms.shape[1]] * len(upload.terms) + [len(upload.statistics) + 1]
-        add_masks(encoded.numpy(), seeds, lengths)
+        add_masks(encoded.numpy(), seeds, lengths, attempt.form.width)
         attempt.has_uploaded = True
-        return MaskedUpload(occasion.round_index, occasion.attempt, encoded)
+        return MaskedUpload(occasion.round_index, occasion.attempt, packed(encoded.numpy(), attempt.form.width))
 
     def mask_again(self) -> MaskedUpload | RangeRefusal:
         """Step 3 of a further attempt: the upload of this round again, under fresh masks."""
