@@ -61,7 +61,8 @@ def _measure(num_clients: int, graph: GraphKind, num_dropped: int, width: WidthS
         one_round(number, parties, uploads.__getitem__, shape, num_dropped) for number in range(WARMUP_ROUNDS + repeats)
     ][WARMUP_ROUNDS:]
     alive, last = names[num_dropped:], rounds[-1]
-    client_seconds = statistics.median(s for one in rounds for s in one.clock.of_clients(alive))
+    watched = sorted(parties.watched.intersection(alive))
+    client_seconds = statistics.median(s for one in rounds for s in one.clock.of_clients(watched))
     server_seconds = statistics.median(one.clock.seconds["server"] for one in rounds)
     num_streams = 1 + (num_clients - 1 if graph == "complete" else min(2 * NEIGHBOURS[num_clients], num_clients - 1))
     up = last.clock.bytes_up[alive[0]]
