@@ -128,6 +128,7 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
             words=sides.words,
+            keeps_on_disk=parts.shares_process,
         )
         return MaskUploader(masks, ring, parts.set_norm, parts.opened, parts.agreed)
 

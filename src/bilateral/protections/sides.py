@@ -53,6 +53,8 @@ class ClientParts:
     """Takes over the norm of adaptive clipping."""
     opened: Opened | None = None
     """Told of every opening that its masks take, with the keys of the run (ring masks)."""
+    shares_process: bool = False
+    """Whether other clients live in the same process, so that each must keep little in memory."""
     agreed: Agreed | None = None
     """Told when shares of others opened: as many as a sum needs were shown the same opening."""
 
