@@ -90,7 +90,7 @@ def test_an_audit_and_its_page_compare_with_fedsgd(bilateral):
 
 
 def test_errors_advise_fedsgd(bilateral):
-    outcome = bilateral("run", *QUICK, "--loss", "ce", "--epsilon", 8)
+    outcome = bilateral("run", *QUICK, "--protection", "perturbation", "--loss", "ce", "--epsilon", 8)
     assert outcome.code != 0
     assert "protection = 'fedsgd'" in outcome.err
 

@@ -30,8 +30,10 @@ from bilateral.cli.options import (
     budget,
     build_plan,
     check_trained,
+    is_bare_budget,
     parse_setting,
     resumed,
+    with_sound_defaults,
     write_new_plan,
 )
 from bilateral.engine.kind import ROUNDS, RunKind, kind_of_plan
@@ -67,7 +69,8 @@ def run_command(
     protection: Annotated[str | None, typer.Option(help=PROTECTION_HELP, show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Sound differential privacy with this budget.", show_default=False)
+        float | None,
+        typer.Option(help="Sound differential privacy with this budget for the whole run.", show_default=False),
     ] = None,
     dropout: Annotated[
         float | None, typer.Option(help="Simulate clients that die: chance a round.", show_default=False)
@@ -116,6 +119,8 @@ def run_command(
       bilateral run --clients 8 --dropout 0.1
 
       bilateral run --protection sealed --data breast-cancer --model mlp-3 --loss mse --dealer auditor --rounds 30
+
+      bilateral run --epsilon 8     (sound differential privacy: FedSGD under masks, beside FedSGD without noise)
 
       bilateral run --data breast-cancer --model mlp-3 --loss mse --noise offset --epsilon 8 --rounds 30
 
@@ -166,6 +171,9 @@ def run_command(
         chosen = chosen if rounds is None else extend_run(resume, rounds)
     else:
         asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
+        if reference is None and is_bare_budget(plan, asked, settings):
+            reference = True  # what it costs is the first question
+        asked = with_sound_defaults(plan, asked, settings)
         is_first = plan is None and not _says_more(asked, settings)
         chosen = build_plan(plan, asked | FIRST_RUN if is_first else asked, settings)
     if write_plan is not None:

@@ -40,6 +40,8 @@ from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
+from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
+from bilateral.protocols.mask.widths import WIDEST
 from bilateral.protocols.objective import LossName
 
 DEFAULT_CLIENTS = 5
@@ -366,6 +368,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         ),
         "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
         "data": lambda key, value: key in ("sites", "server") and not value,
+        "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
     if values.get("evaluation") == EvaluationPlan().model_dump(mode="json"):
