@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from bilateral.cli.console import out, print_json
 from bilateral.documents import parse_toml
+from bilateral.engine.kind import has_own_command, read_any
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
@@ -120,6 +121,11 @@ def write_new_plan(text: str, path: Path, *, json: bool) -> None:
         print_json({"plan": str(path)})
     else:
         out.print(f"Plan written to {escape(str(path))}")
+
+
+def deployable_plan(path: Path) -> Any:
+    """A plan for sites on machines of their own: of rounds, or of a kind without a command for its plans."""
+    return load_plan(path) if has_own_command(path) else read_any(path)[1]
 
 
 def check_trained(values: Mapping[str, Any]) -> None:

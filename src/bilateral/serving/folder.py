@@ -71,7 +71,7 @@ class Kit:
         if is_of_a_site and not path.exists():
             raise DeploymentError(
                 f"No service has come to the site of {folder} yet.",
-                remedy="Start the site, and have the service's plan submitted; a dealer's site needs no more than that.",
+                remedy="Start the site, and have the service's plan submitted. (A dealer's site needs no more.)",
             )
         found = _read(path, "a kit of a service")
         if (key_file := found.get("key_file")) and isinstance(key_file, str):

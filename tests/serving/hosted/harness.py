@@ -16,7 +16,7 @@ from bilateral.serving.hosted.plan import ServingPlan
 from bilateral.serving.hosted.server import ServingRun
 from bilateral.serving.sockets import Line, session_of
 
-PLAN = ServingPlan(run="first", clients=("anna", "carol"), dealer="auditor", questions=20, seed=3)
+PLAN = ServingPlan(run="first", clients=("anna", "carol"), dealer="auditor", answers={"questions": 20}, seed=3)
 VERSION = "test"
 
 

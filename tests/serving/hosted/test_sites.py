@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.serving.harness import NET, inputs, served
-from tests.serving.hosted.harness import PLAN, VERSION, Service, SitesHere, soon
+from tests.serving.hosted.harness import PLAN, VERSION, Service, soon
 
 from bilateral.engine.events import MessageRefused, SiteMissed, SiteReturned
 from bilateral.engine.kind import SiteAround
@@ -17,14 +17,12 @@ from bilateral.protocols.wire import decode, encode
 from bilateral.randomness import SeededRandomness
 from bilateral.serving.asking import AskingSession
 from bilateral.serving.dealer import AnswerDealer
-from bilateral.serving.hosted.door import AskingDoor
 from bilateral.serving.hosted.kind import KIND, simulated, simulated_identity
 from bilateral.serving.hosted.messages import AskerGone, CallUp, NobodyAsks, SiteHere, WhatNext
-from bilateral.serving.hosted.plan import ServingPlan, fingerprint_of
+from bilateral.serving.hosted.plan import AnswersPlan, ServingPlan, fingerprint_of
 from bilateral.serving.messages import (
     AnswersDealt,
     AnswerTurn,
-    AnswerTurnReply,
     Ask,
     AskingRequest,
     DealAnswers,
@@ -127,7 +125,7 @@ class TestCounts:
         assert seen == [3]
 
     def test_a_run_that_everybody_has_asked_all_of_is_finished(self, tmp_path):
-        plan = PLAN.model_copy(update={"clients": ("anna",), "questions": 4})
+        plan = PLAN.model_copy(update={"clients": ("anna",), "answers": AnswersPlan(questions=4)})
         service = Service(tmp_path, plan)
         with service.under_way(), service.asking() as session:
             session.open()
@@ -304,7 +302,7 @@ class TestMalformed:
                 session.ask(inputs(1), "class")
 
     def test_a_site_with_another_plan_or_version_has_no_part(self, tmp_path):
-        other = PLAN.model_copy(update={"questions": 21})
+        other = PLAN.model_copy(update={"answers": AnswersPlan(questions=21)})
         service = Service(tmp_path)
         service.parties["carol"].close()
         service.parties["carol"] = KIND.site("carol", other, SiteAround(VERSION, store=tmp_path / "sites" / "carol"))
@@ -337,24 +335,28 @@ class TestPlans:
     def test_a_dealer_is_a_third_party(self):
         for clients, dealer in ((("anna",), "anna"), (("anna", "Anna"), "bob"), (("anna", "bob"), "BOB")):
             with pytest.raises(PlanError, match="need different names"):
-                KIND.parse({"run": "first", "clients": clients, "dealer": dealer, "questions": 3}, "of a test")
+                KIND.parse(
+                    {"run": "first", "clients": clients, "dealer": dealer, "answers": {"questions": 3}}, "of a test"
+                )
 
     @pytest.mark.parametrize("run", ["", "..", "../first", "a/b", ".first", "a" * 101, "first\n"])
     def test_a_run_is_a_plain_name(self, run):
         with pytest.raises(PlanError):
-            KIND.parse({"run": run, "clients": ["anna"], "dealer": "bob", "questions": 3}, "of a test")
+            KIND.parse({"run": run, "clients": ["anna"], "dealer": "bob", "answers": {"questions": 3}}, "of a test")
 
     @pytest.mark.parametrize("client", ["", "..", "a/b", "../spent", "a.json", "a" * 64, "a\n"])
     def test_a_clients_name_leads_nowhere(self, client):
         with pytest.raises(PlanError):
-            KIND.parse({"run": "first", "clients": [client], "dealer": "bob", "questions": 3}, "of a test")
+            KIND.parse({"run": "first", "clients": [client], "dealer": "bob", "answers": {"questions": 3}}, "of a test")
 
     def test_a_fingerprint_is_of_everything_but_waiting_and_of_this_kind_alone(self):
         same = PLAN.model_copy(update={"patience": 3.0})
         assert same.fingerprint() == PLAN.fingerprint() == fingerprint_of(PLAN.model_dump(mode="json"))
-        changes = {"run": "b", "clients": ("anna",), "dealer": "eve", "questions": 21, "reveal": "class", "seed": 4}
-        changed = {PLAN.model_copy(update={name: value}).fingerprint() for name, value in changes.items()}
-        assert len(changed | {PLAN.fingerprint()}) == len(changes) + 1 == len(set(ServingPlan.model_fields))
+        changes = {"run": "b", "clients": ("anna",), "dealer": "eve", "answers": AnswersPlan(questions=21), "seed": 4}
+        assert {*changes, "patience"} == set(ServingPlan.model_fields)
+        plans = [PLAN, *(PLAN.model_copy(update={name: value}) for name, value in changes.items())]
+        plans.append(PLAN.model_copy(update={"answers": AnswersPlan(questions=20, reveal="class")}))
+        assert len({plan.fingerprint() for plan in plans}) == len(plans)
         from bilateral.engine.plan import fingerprint_of as of_rounds
 
         assert of_rounds(PLAN.model_dump(mode="json")) != PLAN.fingerprint()

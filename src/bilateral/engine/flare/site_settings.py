@@ -50,6 +50,8 @@ SETTINGS_FILE = "bilateral.toml"
 WORKSPACE_FOLDER = "flare"
 """FLARE's workspace, below the kit."""
 SPENT_FOLDER = "spent"
+QUESTIONS = "questions"
+"""Below `spent` of the server's kit, and the unit of what is counted there."""
 FINGERPRINT_PATTERN = r"^[0-9a-f]{64}$"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PublicKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
@@ -235,6 +237,13 @@ def check_run_name(name: str) -> None:
             f"Expected a run's name of letters, digits, dots, - and _, at most 100, got {name!r}.",
             remedy="It begins with a letter or a digit, and is no path.",
         )
+
+
+def check_question_name(name: object) -> None:
+    """Refuse what is not RUN/CLIENT, two plain names."""
+    run, _, client = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if not _RUN_NAME.fullmatch(run) or not _RUN_NAME.fullmatch(client):
+        raise DeploymentError(f"Expected the names of a run and a client, RUN/CLIENT, got {name!r}.")
 
 
 def read_identity(path: Path) -> Identity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from bilateral.engine.run_status import RunReader, RunStatus
 from bilateral.errors import DeploymentError, PlanError
 from bilateral.randomness import SecureRandomness
 from bilateral.serving.folder import ServingFolder
+from bilateral.serving.hosted.handbook import serving_handbook
 from bilateral.serving.hosted.plan import ServingPlan, fingerprint_of
 
 RUN, MODEL, DATA = "run", "model", "data"
@@ -105,9 +106,18 @@ class HostedServing:
         facts = {RUN: str(run), **{name: options[name] for name in (MODEL, DATA) if options.get(name)}}
         return LocalService(plan, directory, facts)
 
-    def deployed_sites(self, plan: ServingPlan) -> tuple[str, ...]:
-        return plan.parties
-
-    def counters(self, plan: ServingPlan) -> Sequence[str]:
-        """What the server's kit is to count, below its folder of counters."""
+    def questions(self, plan: ServingPlan) -> tuple[str, ...]:
         return tuple(f"{plan.run}/{client}" for client in plan.clients)
+
+    def handbook(self, plan: ServingPlan, places: Mapping[str, str]) -> str:
+        return serving_handbook(plan, places)
+
+    def warnings(self, plan: ServingPlan) -> tuple[str, ...]:
+        return (
+            "Answers can be copied, and a client that does not follow the protocol reads the whole model within some "
+            f"parameters / outputs questions (line 14): each of {len(plan.clients)} clients has {plan.questions} ever.",
+            f"{plan.dealer} deals: with the server it has a client's inputs and answers, with a client the model "
+            "(line 17). It must belong to neither.",
+            "Whoever made these kits has everybody's identity keys until the copies are deleted (line 17).",
+            "The server learns who asks how many questions when; the administrator, how many there were (line 13).",
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bilateral.engine.flare.site_settings import QUESTIONS
 from bilateral.engine.kind import SERVING, KitAround, Outline, ServerAround, SiteAround, Vocabulary
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import load_plan
@@ -19,7 +20,6 @@ from bilateral.protocols.noise.round_counter import FileCounter
 from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
 from bilateral.serving.dealer import AnswerDealer
 from bilateral.serving.folder import DOOR_FOLDER, FOLDER, UNIT, Kit, write_kit
-from bilateral.serving.guarantee import serving_guarantee
 from bilateral.serving.hosted.dealing import DealingSite
 from bilateral.serving.hosted.door import AskingDoor
 from bilateral.serving.hosted.hosted import DATA, MODEL, RUN, HostedServing
@@ -29,9 +29,13 @@ from bilateral.serving.hosted.server import ServingRun
 from bilateral.serving.hosted.site import ServiceSite
 from bilateral.serving.model import ServedModel
 
-QUESTIONS_FOLDER: Final = UNIT
-"""Below a kit's counters."""
 _ONLY_APART: Final = "A plan of serving is for parties that are processes of their own."
+
+
+VOCABULARY: Final = Vocabulary(
+    tuple(dict.fromkeys((*TO_CLIENT_SITE, *TO_DEALER_SITE))),
+    tuple(dict.fromkeys((*FROM_CLIENT_SITE, *FROM_DEALER_SITE))),
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,7 @@ class ServingKind(HostedServing):
     command: str = "serve"
     deployable: bool = True
     useful_when_stopped: bool = True
-    vocabulary: Vocabulary = Vocabulary(
-        tuple(dict.fromkeys((*TO_CLIENT_SITE, *TO_DEALER_SITE))),
-        tuple(dict.fromkeys((*FROM_CLIENT_SITE, *FROM_DEALER_SITE))),
-    )
+    vocabulary: Vocabulary = VOCABULARY
 
     def parse(self, values: dict[str, Any], source: str) -> ServingPlan:
         return parse_serving_plan(values, source)
@@ -63,7 +64,7 @@ class ServingKind(HostedServing):
     def members(self, plan: ServingPlan, data_dir: Path | None = None) -> tuple[str, ...]:  # noqa: ARG002
         return plan.parties
 
-    def guarantee(self, plan: ServingPlan, data_dir: Path | None = None) -> Guarantee:
+    def guarantee(self, plan: ServingPlan, data_dir: Path | None = None) -> Guarantee:  # noqa: ARG002
         raise PlanError("What a service guarantees depends on the network that it serves.", remedy="Serve it.")
 
     def checkpoint_every(self, plan: ServingPlan) -> int:  # noqa: ARG002
@@ -160,7 +161,7 @@ def _counters_of(kit: KitAround, plan: ServingPlan) -> Path:
     """Made with the kit, for each run and client once; no job makes one."""
     if kit.counters is None:
         raise DeploymentError("The kit has no counters.", remedy="Get a kit from `bilateral deploy`.")
-    return kit.counters / QUESTIONS_FOLDER / plan.run
+    return kit.counters / QUESTIONS / plan.run
 
 
 def _allowed_code(kit: KitAround, run: Path) -> dict[str, str]:

@@ -19,18 +19,26 @@ _PartyName = Annotated[str, Field(pattern=_NAME)]
 _WAITS: Final = frozenset({"patience"})
 
 
+class AnswersPlan(Section):
+    """`questions`: of each client, ever, over all services of that run. `reveal`: the most that is told of an answer.
+
+    (A section of its own: FLARE takes JSON without an object in an object for a reference to its settings.)
+    """
+
+    questions: Annotated[int, Field(ge=1, le=1 << 40)]
+    reveal: Reveal = "logits"
+
+
 class ServingPlan(Section):
     """`run`: the name of the run whose model answers, among those of the server.
 
-    `questions`: of each client, ever, over all services of that run. `seed`: of a simulation alone. `patience`: how long
-    the service waits for its sites.
+    `seed`: of a simulation alone. `patience`: how long the service waits for its sites.
     """
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     clients: Annotated[tuple[_PartyName, ...], Field(min_length=1)]
     dealer: _PartyName
-    questions: Annotated[int, Field(ge=1, le=1 << 40)]
-    reveal: Reveal = "logits"
+    answers: AnswersPlan
     seed: int = 0
     patience: Annotated[float, Field(gt=0)] = 600.0
 
@@ -40,6 +48,14 @@ class ServingPlan(Section):
         if len(set(names)) != len(names):
             raise ValueError("clients and dealer need different names; the dealer is a third party and does not ask")
         return self
+
+    @property
+    def questions(self) -> int:
+        return self.answers.questions
+
+    @property
+    def reveal(self) -> Reveal:
+        return self.answers.reveal
 
     @property
     def parties(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from threading import Lock, Thread
 from typing import Any, Final
 
 from bilateral.engine.checkpoint import Checkpoint
-from bilateral.engine.events import Event, MessageRefused, SiteMissed, SiteReturned
+from bilateral.engine.events import Event, MessageRefused, SiteMissed, SiteReturned, StageDone
 from bilateral.engine.kind import ServerAround, Sites
 from bilateral.engine.remote.edge import SiteSilentError
 from bilateral.engine.remote.lines import replies_in
@@ -143,7 +143,9 @@ class ServingRun:
         self._news: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._answers: AnswerServer | None = None
         self._told = 0
-        self._started = time.perf_counter()
+        self._started = self._since = time.perf_counter()
+        self._asking: dict[str, None] = {}
+        """Who asks at this moment."""
 
     def load(self, state: Checkpoint) -> None:
         self.term = int(state.counters[TERM]) + 1
@@ -186,7 +188,9 @@ class ServingRun:
     def do(self, step: None) -> None:  # noqa: ARG002
         self._tell_news(LOOK_SECONDS)
         if (asked := self._num_asked()) != self._told:
-            self._told = asked
+            now, self._told = time.perf_counter(), asked
+            self._around.tell(StageDone(asked, round(now - self._since, 4), tuple(self._asking)))
+            self._since = now
             self._around.keep()
             self._around.note()
 
@@ -281,11 +285,13 @@ class ServingRun:
         """A session, until who asks is gone, the site is, or says what cannot be read."""
         assert self._answers is not None
         session = self._answers.session(line.site)
+        self._asking[line.site] = None
         try:
             while not isinstance(message, NobodyAsks | AskerGone):
                 rests = self._stop.is_set() and isinstance(message, AskingRequest | Ask)
                 reply = Refused(NOT_DONE, RESTS) if rests else session.handle(message)
                 message = line.tell(reply)
         finally:
+            self._asking.pop(line.site, None)
             with suppress(BilateralError):  # the dealer may be gone as well
                 session.close()
