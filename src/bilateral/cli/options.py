@@ -15,6 +15,7 @@ from bilateral.engine.kind import has_own_command, read_any
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.protections.ladder import in_a_sentence
 from bilateral.protections.registry import in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -41,7 +42,7 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}. `bilateral ladder` says who sees what."
+PROTECTION_HELP = f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more."
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""

@@ -45,6 +45,7 @@ from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.ladder import Rung, who_sees_what
 from bilateral.protections.sealed.protection import SEALED
 from bilateral.runs.rounds.in_process import run
 
@@ -291,6 +292,11 @@ def _print_result(values: dict[str, Any]) -> None:
         told = "without the noise that it was told" if view["noise_is_told"] else "true"
         table.add_row("", f"{view['metric']} {seen:.4f} if it takes outputs as they come ({told}: {true:.4f})")
     out.print(table)
+    if values["ladder"] is not None:
+        rung = Rung(**values["ladder"])
+        out.print(f"\n[bold]{rung.protection}[/], of four protections (bilateral ladder)")
+        for title, cell in who_sees_what(rung).items():
+            out.print(f"  {title}: {cell}")
     print_guarantee(values["guarantee"])
     if values["output"] is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
