@@ -11,9 +11,11 @@ from rich.markup import escape
 
 from bilateral.cli.console import out, print_json
 from bilateral.documents import parse_toml
+from bilateral.engine.kind import has_own_command, read_any
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.protections.ladder import in_a_sentence
 from bilateral.protections.masks.protection import MASKS
 from bilateral.protections.registry import in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
@@ -44,7 +46,7 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}. `bilateral ladder` says who sees what."
+PROTECTION_HELP = f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more."
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""
@@ -159,6 +161,11 @@ def write_new_plan(text: str, path: Path, *, json: bool) -> None:
         print_json({"plan": str(path)})
     else:
         out.print(f"Plan written to {escape(str(path))}")
+
+
+def deployable_plan(path: Path) -> Any:
+    """A plan for sites on machines of their own: of rounds, or of a kind without a command for its plans."""
+    return load_plan(path) if has_own_command(path) else read_any(path)[1]
 
 
 def check_trained(values: Mapping[str, Any]) -> None:

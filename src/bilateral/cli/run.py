@@ -47,6 +47,7 @@ from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.ladder import Rung, who_sees_what
 from bilateral.protections.sealed.protection import SEALED
 from bilateral.report.run_page.page import write_run_page
 from bilateral.runs.rounds.extend import extend_run
@@ -318,6 +319,11 @@ def _print_result(values: dict[str, Any]) -> None:
     out.print(table)
     for warning in values.get("warnings", ()):
         out.print(f"\n[yellow]{escape(warning)}[/]")
+    if values["ladder"] is not None:
+        rung = Rung(**values["ladder"])
+        out.print(f"\n[bold]{rung.protection}[/], of four protections (bilateral ladder)")
+        for title, cell in who_sees_what(rung).items():
+            out.print(f"  {title}: {cell}")
     print_guarantee(values["guarantee"])
     if values["output"] is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")

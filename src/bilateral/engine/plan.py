@@ -37,6 +37,7 @@ from bilateral.learning.metrics import MetricName
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.ladder import Rung, rung_of
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
@@ -268,6 +269,11 @@ class RunPlan(Section):
             return chosen
         alone = self.federation.num_participants(num_clients) < 2
         return "none" if alone else self.traits.default_masks
+
+    @property
+    def rung(self) -> Rung | None:
+        """Where it stands on the ladder of protections."""
+        return rung_of(self.protection, self.masks(len(self.data.sites) or self.federation.num_clients or 2))
 
     @property
     def chosen(self) -> Chosen:

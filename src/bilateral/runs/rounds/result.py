@@ -115,6 +115,7 @@ class RunResult:
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            "ladder": asdict(self.plan.rung) if self.plan.rung else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }
