@@ -19,7 +19,7 @@ class LazyCommands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the words name, itself and not its line of help."""
         name, listed, rest = super().resolve_command(ctx, args)
-        if name is None or listed is None:
+        if name is None or listed is None or listed.callback is None:
             return name, listed, rest
         return name, _loaded(name, listed.callback()), rest
 
