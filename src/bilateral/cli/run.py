@@ -36,7 +36,7 @@ from bilateral.cli.options import (
 )
 from bilateral.engine.kind import ROUNDS, RunKind, kind_of_plan
 from bilateral.engine.named_code import code_of
-from bilateral.engine.plan import RunPlan, dump_plan, load_plan
+from bilateral.engine.plan import RunPlan, load_plan, plan_with_comments
 from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory, plan_at
 from bilateral.engine.run_status import RunStatus
@@ -50,6 +50,8 @@ from bilateral.runs.rounds.in_process import run
 
 FIRST_RUN: Final = {"protection": SEALED, "model.name": "mlp-3"}
 """What `bilateral run` does if nothing is said of data, model or protection (docs/decisions/0031-the-first-run.md)."""
+_WORTH_A_WORD = 1e-3
+"""Of the difference to FedSGD: where one would ask."""
 _SAYS_MORE: Final = ("data", "model", "protection", "perturbation", "aggregation", "noise")
 
 
@@ -157,7 +159,7 @@ def run_command(
         is_first = plan is None and not _says_more(asked, settings)
         chosen = build_plan(plan, asked | FIRST_RUN if is_first else asked, settings)
     if write_plan is not None:
-        write_new_plan(dump_plan(chosen), write_plan, json=json)
+        write_new_plan(plan_with_comments(chosen), write_plan, json=json)
         return
     title = f"{chosen.data.name} / {chosen.model.name}"
     with (
@@ -168,7 +170,7 @@ def run_command(
     if json:
         print_json(result.as_dict())
     else:
-        _print_result(result.as_dict())
+        _print_result(result.as_dict(), chosen)
     if not result.finished:
         said = f"Stopped after round {result.rounds}."
         raise stopped(said, "run", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
@@ -255,7 +257,18 @@ def _status_note(status: RunStatus) -> str:
     return f"{metric} {value:.4f}" + (f"  without {', '.join(away)}" if away else "")
 
 
-def _print_result(values: dict[str, Any]) -> None:
+def _why_it_differs(plan: RunPlan) -> str:
+    """What a difference to FedSGD under perturbation comes of, and what takes it away; of sealed training, its ring."""
+    if plan.traits.computes_on_shares:
+        return "fixed point: sums of 64-bit words"
+    if plan.traits.hides_model and plan.perturbation.norm_inputs == "scaled":
+        return "norms: eps acts as eps / factor^2; not so with perturbation.norm_inputs = exact, or a smaller eps"
+    if plan.training.dtype == "float32":
+        return "rounding, which norms and many rounds magnify; training.dtype = float64 takes it away"
+    return ""
+
+
+def _print_result(values: dict[str, Any], plan: RunPlan) -> None:
     metric, metrics = values["metric"], values["metrics"]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
@@ -270,6 +283,8 @@ def _print_result(values: dict[str, Any]) -> None:
             "largest difference of weights to FedSGD",
             f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
         )
+        if values["difference_to_fedavg"] > _WORTH_A_WORD and (why := _why_it_differs(plan)):
+            table.add_row("", why)
     if values.get("recovery_error") is not None:
         table.add_row("recovery checked before round 1", f"{values['recovery_error']:.0e} against plain autograd")
     if values["rounds_failed"]:
