@@ -9,8 +9,8 @@ from typing import Final
 from torch import nn
 
 from bilateral.learning.upload_check import UploadShape
-from bilateral.protections.base import ModelProtection, Rule, Vocabulary
-from bilateral.protections.groundwork import ROTATING, ClientBasis, Groundwork, Plan
+from bilateral.protections.base import AnyModelProtection, Rule, Vocabulary
+from bilateral.protections.groundwork import ROTATING, Groundwork, Plan
 from bilateral.protections.sealed.check import SealedCheck
 from bilateral.protections.sealed.client import SealedClient
 from bilateral.protections.sealed.dealing import SealedDealer
@@ -41,7 +41,7 @@ SEALED: Final = "sealed"
 """What plans call it."""
 
 
-class Sealed(ModelProtection):
+class Sealed(AnyModelProtection):
     """Gradients are computed on shares, between each client and the server; another party deals."""
 
     name = SEALED
@@ -90,12 +90,6 @@ class Sealed(ModelProtection):
 
     def guarantee(self, around: Groundwork) -> Guarantee:
         return sealed_guarantee(around.named_dealer)
-
-    def make_server(self, around: Groundwork, model: nn.Module) -> SealedServer:
-        return _Built.of(around).server(model)
-
-    def make_client(self, basis: ClientBasis) -> SealedClient:
-        raise NotImplementedError("a client of sealed training knows who else takes part: `sides` makes it")
 
     def sides(self, around: Groundwork) -> Sides:
         built = _Built.of(around)

@@ -50,7 +50,7 @@ def _client_half(facts: Facts, client: str, model: RoundModel) -> ClientHalf:
     # Its blinders cancel in its upload, whatever they are.
     draws = SeededRandomness(0, "recomputed uploads", client)
     basis = ClientBasis(client, facts.network(model.parameters), facts.graph, facts.plan, facts.loss, draws)
-    return facts.plan.chosen.model.make_client(basis)
+    return facts.plan.chosen.halves.make_client(basis)
 
 
 def _answer(view: View, client: str, query: SoftmaxQuery) -> SoftmaxReply:
