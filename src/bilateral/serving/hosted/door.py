@@ -31,7 +31,7 @@ from bilateral.serving.hosted.plan import ServingPlan
 from bilateral.serving.hosted.site import ServiceSite
 from bilateral.serving.messages import NOT_DONE, TO_SERVER, Refused
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 45.0
 """Seconds that an asker may take for its part of a turn."""
 LONGEST_WAIT: Final = 10.0
 MOST_WAITING: Final = 16

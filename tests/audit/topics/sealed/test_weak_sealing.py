@@ -152,7 +152,7 @@ def test_what_was_weakened_is_judged_broken_and_its_gradient_is_still_right(weak
 
 
 def no_range_checks(patch):
-    """No random sum and no norm is compared with its limit: whatever happened, the count is 0, for all three parties."""
+    """No random sum and no norm is compared with its limit: the count is 0, whatever happened, for all parties."""
 
     def nothing(role):
         del role
