@@ -124,12 +124,16 @@ class AskingDoor(ServiceSite):
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            hello = read_hello(sock)
-            if hello is None or not hmac.compare_digest(hello.token, self._token) or hello.party != self.name:
-                sock.close()
-                continue
-            connection = Connection(sock, self.name, TO_SERVER)
-            try:
-                self._waiting.put_nowait(connection)
-            except queue.Full:
-                connection.close()
+            # each in a thread of its own: a visitor that says nothing keeps nobody else out
+            Thread(target=self._admit, args=(sock,), daemon=True).start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        hello = read_hello(sock)
+        if hello is None or not hmac.compare_digest(hello.token, self._token) or hello.party != self.name:
+            sock.close()
+            return
+        connection = Connection(sock, self.name, TO_SERVER)
+        try:
+            self._waiting.put_nowait(connection)
+        except queue.Full:
+            connection.close()
