@@ -73,6 +73,9 @@ def serve_command(
     data: Annotated[
         str | None, typer.Option(help="package.module:function, if the run's data are.", show_default=False)
     ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="package.module:function, if the run's loss is.", show_default=False)
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -110,7 +113,7 @@ def serve_command(
     RunDirectory.open(run, load_plan)  # what is read comes first
     revealed = checked_reveal(reveal)
     served = ServedModel.of_run(
-        run, ("bilateral", "serve", str(run)), data_dir=data_dir, model=model, data=data, reveal=revealed
+        run, ("bilateral", "serve", str(run)), data_dir=data_dir, model=model, data=data, loss=loss, reveal=revealed
     )
     randomness = SecureRandomness()
     folder = ServingFolder(run, dealer or OWN_DEALER, client or ["client"], randomness)

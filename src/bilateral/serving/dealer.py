@@ -106,10 +106,10 @@ class AnswerDealer:
         terms = question_terms(session.circuit, message.count, message.reveal, "the server")
         session.latest = message.serial
         with_server, with_client = (session.randomness.random_bytes(SEED_BYTES) for _ in range(2))
-        content = BoxContent(with_client, deal(terms, session.masks, with_server, with_client))
-        box = seal_box(session.keys, session.client, message.serial, terms.digest, content)
+        parts = deal(terms, session.masks, with_server, with_client)
+        box = seal_box(session.keys, session.client, message.serial, terms.digest, BoxContent(with_client))
         self.num_dealt += message.count
-        return AnswersDealt(message.serial, with_server, box)
+        return AnswersDealt(message.serial, with_server, box, parts)
 
     def _session(self, run_id: bytes) -> _Session:
         if run_id not in self._sessions:

@@ -50,10 +50,13 @@ class ServedModel:
         data_settings: Mapping[str, Any] | None = None,
         model: str | None = None,
         data: str | None = None,
+        loss: str | None = None,
         reveal: Reveal = "logits",
     ) -> ServedModel:
         """The model of a run directory, of whatever protection. Refuses by name what does not go on shares."""
-        trained = trained_network(run, command, data_dir=data_dir, data_settings=data_settings, model=model, data=data)
+        trained = trained_network(
+            run, command, data_dir=data_dir, data_settings=data_settings, model=model, data=data, loss=loss
+        )
         return cls.of(trained, reveal)
 
     @classmethod

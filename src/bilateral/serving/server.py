@@ -228,7 +228,8 @@ class AnswerSession:
             DealAnswers(self._run_id, message.serial, message.count, message.reveal), AnswersDealt
         )
         common, own = (self._randomness.random_bytes(SEED_BYTES) for _ in range(2))
-        party = AnsweringParty(terms, model.model_for(terms), _seed(dealt.seed, server.dealer), common, own)
+        seed, known = _seed(dealt.seed, server.dealer), model.model_for(terms)
+        party = AnsweringParty(terms, known, dealt.parts, seed, common, own, dealer=server.dealer)
         self._asking = _Asking(message.serial, Speaker(party.work(), self.client))
         server.say(f"{self.client}: {message.count} questions ({message.reveal}), {used} of {limit} so far")
         return AnswerBegin(message.serial, used, common, dealt.box, self._asking.speaker.take_told())
