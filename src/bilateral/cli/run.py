@@ -160,8 +160,8 @@ def run_command(
         chosen, output = resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model), resume
     else:
         asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
-        if reference is None and is_bare_budget(plan, asked, settings):
-            reference = True  # what it costs is the first question
+        if reference is None and data is None and engine == IN_PROCESS and is_bare_budget(plan, asked, settings):
+            reference = True  # on data that are nobody's secret: what noise costs is the first question
         asked = with_sound_defaults(plan, asked, settings)
         is_first = plan is None and not _says_more(asked, settings)
         chosen = build_plan(plan, asked | FIRST_RUN if is_first else asked, settings)
