@@ -24,6 +24,7 @@ QUICK = (
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 PAGES = sorted(
     {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")}
+    - {*(ROOT / "docs" / "reference").rglob("*.md")}  # written from the code
 )
 EXPLAINED = {
     "README.md": ("the same as FedAvg with one local step",),

@@ -42,7 +42,7 @@ def _round(clients):
     blueprint = make_blueprint(plan, load_federation(plan))
     training = blueprint.server()
     before = _living_bytes(torch.int64)
-    num_values = blueprint.graph.num_parameters
+    num_values = blueprint.layout.num_parameters
     kept = []
 
     def record(round_index, sender, receiver, message):

@@ -11,9 +11,11 @@ from rich.markup import escape
 
 from bilateral.cli.console import out, print_json
 from bilateral.documents import parse_toml
+from bilateral.engine.kind import has_own_command, read_any
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.protections.ladder import in_a_sentence
 from bilateral.protections.masks.protection import MASKS
 from bilateral.protections.registry import in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
@@ -33,7 +35,10 @@ DataName = Annotated[str | None, typer.Option("--data", help="Data set, e.g. dig
 ModelName = Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp-5, resnet-20.", show_default=False)]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of rounds.", show_default=False)]
-LossName = Annotated[str | None, typer.Option("--loss", help="mse, ce or auto.", show_default=False)]
+LossName = Annotated[
+    str | None,
+    typer.Option("--loss", help="mse, ce, bce, huber, auto, or package.module:function.", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.", show_default=False)]
 Settings = Annotated[
     list[str] | None,
@@ -41,7 +46,7 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}. `bilateral ladder` says who sees what."
+PROTECTION_HELP = f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more."
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""
@@ -117,14 +122,14 @@ def named_in(changes: Any) -> Iterator[str]:
 
 
 def resumed(source: Path, plan: AnyPlan, command: str, **named: str | None) -> AnyPlan:
-    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model` or `models`)."""
+    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model`, `models` or `loss`)."""
     stored: dict[str, str] = {"data": plan.data.name, **code_of(plan)}
     if isinstance(plan, RunPlan):
-        stored["model"] = plan.model.name
+        stored |= {"model": plan.model.name, "loss": plan.training.loss}
     if any(name is not None and name != stored.get(what) for what, name in named.items()):
         raise PlanError(
             f"--resume goes on with the plan of {source}.",
-            remedy="Give no other settings with it; --data and --model only to name code of that plan again.",
+            remedy="Give no other settings with it; --data, --model and --loss only to name code of that plan again.",
         )
     check_named(source, plan, named.values(), ("bilateral", command, "--resume", str(source)))
     return plan
@@ -156,6 +161,11 @@ def write_new_plan(text: str, path: Path, *, json: bool) -> None:
         print_json({"plan": str(path)})
     else:
         out.print(f"Plan written to {escape(str(path))}")
+
+
+def deployable_plan(path: Path) -> Any:
+    """A plan for sites on machines of their own: of rounds, or of a kind without a command for its plans."""
+    return load_plan(path) if has_own_command(path) else read_any(path)[1]
 
 
 def check_trained(values: Mapping[str, Any]) -> None:

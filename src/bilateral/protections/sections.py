@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticKnownError
 
+from bilateral.errors import PlanError
 from bilateral.models.builder import NormInputs
 from bilateral.protections import registry
 from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION, GraphKind, MaskSettings
 from bilateral.protocols.mask.widths import WIDEST, WidthSetting
+from bilateral.protocols.objective import PLAIN_REMEDY
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
 
@@ -52,9 +54,12 @@ class PerturbationPlan(Section):
     softmax: Softmax = "local"
     norm_inputs: NormInputs = "exact"
 
-    def settings(self, loss: Loss) -> PerturbationSettings:
+    def settings(self, loss: str) -> PerturbationSettings:
+        known: Loss | None = "mse" if loss == "mse" else "ce" if loss == "ce" else None
+        if known is None:
+            raise PlanError(f"Perturbation is written for mse and ce, not for {loss!r}.", remedy=PLAIN_REMEDY)
         return PerturbationSettings(
-            loss,
+            known,
             self.noise,
             self.partitions,
             self.permute,

@@ -34,7 +34,7 @@ class Masks(FedSgd):
         return FEDAVG
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
-        return Traits(default_masks="ring")
+        return Traits(needs_trace=False, default_masks="ring")
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         yield "Masks hide uploads; every site sees the whole model, every round."

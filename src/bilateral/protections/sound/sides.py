@@ -51,7 +51,7 @@ def num_terms(around: Groundwork) -> int:
 def sound_noise(around: Groundwork) -> SoundNoise:
     """The plan's noise: as given, or as little as meets the plan's epsilon."""
     plan, exposure = around.plan, exposure_of(around)
-    count, parameters = num_terms(around), around.graph.num_parameters
+    count, parameters = num_terms(around), around.layout.num_parameters
     fixed = SoundNoiseSettings(
         clip=clip_settings(around),
         noise_multiplier=1.0,
@@ -142,7 +142,7 @@ def sound_sides(around: Groundwork) -> Sides:
     return Sides(
         partial(below.make_server, around),
         partial(_make_client, around, noise, fits),
-        UploadShape(num_terms(around), around.graph.num_parameters, int(adaptive is not None)),
+        UploadShape(num_terms(around), around.layout.num_parameters, int(adaptive is not None)),
         (below.guarantee(around), guarantee(settings, noise.spending)),
         fixed_bounds=bounds,
         width=width,
