@@ -80,6 +80,9 @@ def run_command(
         str | None,
         typer.Option(help="Sealed training: a party without data that deals; by default rotating.", show_default=False),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: what is there.", show_default=False)
+    ] = None,
     seed: Seed = None,
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
@@ -147,6 +150,7 @@ def run_command(
         "aggregation.masks": masks,
         "federation.dropout": dropout,
         "federation.dealer": dealer,
+        "training.device": device,
         "seed": seed,
     }
     other = _other_kind(plan, resume)
