@@ -113,6 +113,8 @@ class AnyModelProtection(Protection):
     """Its clients take clipping, as noise of clients needs it: then it is a `ModelProtection`."""
     one_gradient_because: str = "its clients are written to give one gradient a round"
     """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
+    computes_anywhere: bool = False
+    """`make_client` takes devices, bfloat16 and micro-batches (`TrainingSettings.placement`)."""
     takes_any_objective: bool = False
     """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 
