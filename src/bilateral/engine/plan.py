@@ -32,8 +32,8 @@ from bilateral.arguments import checked
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.evaluation import Measures
-from bilateral.learning.metrics import MetricName
 from bilateral.learning.local_steps import LocalSettings, ServerRule, ServerRuleSettings
+from bilateral.learning.metrics import MetricName
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
