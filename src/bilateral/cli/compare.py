@@ -53,10 +53,13 @@ def compare_command(
     """FedSGD and the protections side by side, on the same batches.
 
     FedSGD-reordered is FedSGD with every batch in another order: it shows how far rounding alone carries weights.
+    local-steps and masks+local-steps train on each client by itself for the plan's local steps, or for one epoch.
 
     Examples:
 
       bilateral compare --rounds 50
+
+      bilateral compare --protection local-steps --protection masks+local-steps --rounds 30
 
       bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
     """
@@ -104,14 +107,24 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             f"{first['rounds']} rounds, {first['partitions']} partition(s), seed {first['seed']}"
         )
         table = Table(box=None, header_style="bold")
-        for column in ("protection", first["metric"], "weights vs FedSGD", "time", "bytes"):
+        for column in (
+            "protection",
+            first["metric"],
+            "a round",
+            "rounds to FedSGD's",
+            "weights vs FedSGD",
+            "time",
+            "bytes",
+        ):
             table.add_column(column, justify="left" if column == "protection" else "right")
         for row in members:
             table.add_row(
                 spoken(row["protection"]),
                 f"{row['metric_value']:.4f}",
+                row["local_work"],
+                "-" if row["rounds_to_fedsgd"] is None else str(row["rounds_to_fedsgd"]),
                 f"{row['weights_relative_difference']:.1e}",
                 f"{row['seconds_ratio']:.2f}x",
-                f"{row['bytes_ratio']:.2f}x",
+                f"{row['bytes_ratio']:.2f}x ({row['megabytes']:.3g} MB)",
             )
         out.print(table)
