@@ -46,6 +46,7 @@ from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.sealed.protection import SEALED
+from bilateral.runs.rounds.extend import extend_run
 from bilateral.runs.rounds.in_process import run
 
 FIRST_RUN: Final = {"protection": SEALED, "model.name": "mlp-3"}
@@ -119,6 +120,8 @@ def run_command(
 
       bilateral run --resume out
 
+      bilateral run --resume out --rounds 300     (so many in all)
+
       bilateral run --engine flare-poc --clients 3 --rounds 50 --output out     (elsewhere: bilateral watch out)
     """
     named = {
@@ -148,13 +151,18 @@ def run_command(
         )
         return
     if resume is not None:
-        others = (value for key, value in named.items() if key not in ("data.name", "model.name", "training.loss"))
+        given_again = ("data.name", "model.name", "training.loss", "training.rounds")
+        others = (value for key, value in named.items() if key not in given_again)
         if plan is not None or settings or output or epsilon or any(value is not None for value in others):
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        chosen, output = (
-            resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model, loss=loss),
-            resume,
-        )
+        if rounds is not None and engine != IN_PROCESS:
+            raise PlanError(
+                "Only runs of one process are extended: sites accept a plan with its number of rounds.",
+                remedy="Start a run of more rounds there.",
+            )
+        stored = RunDirectory.open(resume, load_plan)[1]
+        chosen, output = resumed(resume, stored, "run", data=data, model=model, loss=loss), resume
+        chosen = chosen if rounds is None else extend_run(resume, rounds)
     else:
         asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
         is_first = plan is None and not _says_more(asked, settings)
@@ -277,6 +285,8 @@ def _print_result(values: dict[str, Any]) -> None:
         )
     if values.get("recovery_error") is not None:
         table.add_row("recovery checked before round 1", f"{values['recovery_error']:.0e} against plain autograd")
+    if values.get("best_round") is not None:
+        table.add_row("best on validation data", f"after round {values['best_round']}; that model is the result")
     if values["rounds_failed"]:
         table.add_row("rounds without enough clients", f"{len(values['rounds_failed'])} (they changed nothing)")
     if incidents := values["incidents"]:
@@ -296,6 +306,8 @@ def _print_result(values: dict[str, Any]) -> None:
         told = "without the noise that it was told" if view["noise_is_told"] else "true"
         table.add_row("", f"{view['metric']} {seen:.4f} if it takes outputs as they come ({told}: {true:.4f})")
     out.print(table)
+    for warning in values.get("warnings", ()):
+        out.print(f"\n[yellow]{escape(warning)}[/]")
     print_guarantee(values["guarantee"])
     if values["output"] is not None:
         out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")

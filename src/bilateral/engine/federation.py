@@ -37,6 +37,8 @@ class Federation:
     """Training data that live here: all of a simulation's, one site's, or none at a server."""
     test: Split | None = field(default=None, repr=False)
     """The server's."""
+    validation: Split | None = field(default=None, repr=False)
+    """The server's too: what the best model is chosen by. None of it is in `test`."""
 
     @property
     def names(self) -> list[str]:
@@ -133,6 +135,7 @@ def objective_of(plan: RunPlan, task: Task) -> Objective:
 
 def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
     test = Split(dataset.test.inputs.to(_dtype(plan)), dataset.test.targets)
+    test, validation = _held_out(plan, test)
     problem = Problem(
         dataset.name,
         dataset.task,
@@ -144,7 +147,25 @@ def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
     )
     by_site = not plan.data.sites and plan.federation.partition == "site"
     names = _names_in(plan, dataset) if by_site else member_names(plan)
-    return Federation(problem, tuple(Member(name) for name in _checked_names(names)), {}, test)
+    return Federation(problem, tuple(Member(name) for name in _checked_names(names)), {}, test, validation)
+
+
+def _held_out(plan: RunPlan, test: Split) -> tuple[Split, Split | None]:
+    """The server's test data without what choosing takes, and that; of each class its part in both."""
+    share = plan.evaluation.validation
+    if not share:
+        return test, None
+    order = SeededRandomness(plan.seed, "validation").permutation(len(test))
+    if test.targets.dim() == 1:  # by class, each in its random order
+        order = order[test.targets[order].argsort(stable=True)]
+    places = torch.arange(len(test))
+    chosen = ((places + 1) * share).floor() > (places * share).floor()
+    if not 0 < int(chosen.sum()) < len(test):
+        raise DataError(
+            f"evaluation.validation = {share:g} of {len(test)} test samples leaves nothing to validate on, or to test.",
+            remedy="Choose a share between, or give the server more test data.",
+        )
+    return test.subset(order[~chosen].sort().values), test.subset(order[chosen].sort().values)
 
 
 def _names_in(plan: RunPlan, dataset: Dataset) -> tuple[str, ...]:

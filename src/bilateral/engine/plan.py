@@ -31,7 +31,9 @@ from pydantic_core import PydanticKnownError, to_json
 from bilateral.arguments import checked
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
+from bilateral.learning.evaluation import Measures
 from bilateral.learning.local_steps import LocalSettings, ServerRule, ServerRuleSettings
+from bilateral.learning.metrics import MetricName
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
@@ -41,6 +43,8 @@ from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.objective import LossName
 
 DEFAULT_CLIENTS = 5
+BASIC_METRICS: Final = ("loss", "accuracy", "balanced_accuracy", "exact_match", "mse", "r2")
+"""What is always measured, where the task has it."""
 ONLY_WITH_LOCAL_STEPS: Final = [
     ("proximal", 0.0),
     ("server_optimiser", "average"),
@@ -201,6 +205,45 @@ class TrainingPlan(Section):
         )
 
 
+class EvaluationPlan(Section):
+    """How good the model is, as the server measures it on its own data.
+
+    `metrics`: any of auroc, auprc, f1, sensitivity, specificity, ece and brier, besides accuracy and loss; also of each
+    class in the result. `threshold`: from which score on a class counts as found, for sensitivity and specificity.
+    `validation`: this part of the server's test data is held out for choosing, and is in no reported test metric. With
+    it the best model is kept, by `monitor` (a metric's name without its part), and with `patience_rounds` training
+    ends when the metric has not become better for so many rounds. `sites`: every site measures the models that it is
+    sent on its own test data (or, where one dataset is dealt out, on `site_holdout` of its share), in a file of its
+    own that stays there; only where sites are sent the model as it is.
+    """
+
+    metrics: list[MetricName] = Field(default_factory=list)
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    monitor: str = "loss"
+    patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
+    sites: bool = False
+    site_holdout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def measures(self) -> Measures:
+        return Measures(tuple(self.metrics), self.threshold)
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> EvaluationPlan:
+        if self.patience_rounds and not self.validation:
+            raise ValueError(
+                "`patience_rounds` chooses when to stop, which needs data that no result is reported on: set "
+                "`validation`, to 0.3 for example"
+            )
+        known = (*BASIC_METRICS, *self.metrics)
+        if self.monitor not in known:
+            raise ValueError(f"`monitor` is {self.monitor!r}, expected one of {', '.join(known)}")
+        if self.site_holdout and not self.sites:
+            raise ValueError("`site_holdout` is for `sites = true`")
+        return self
+
+
 class RunPlan(Section):
     """Everything that decides a run. The same plan and seed give the same model, bit for bit, on one machine."""
 
@@ -213,6 +256,7 @@ class RunPlan(Section):
     perturbation: PerturbationPlan = PerturbationPlan()
     aggregation: AggregationPlan = AggregationPlan()
     noise: NoisePlan = NoisePlan()
+    evaluation: EvaluationPlan = EvaluationPlan()
     _own: dict[str, BaseModel] = PrivateAttr(default_factory=dict)
 
     def masks(self, num_clients: int) -> MaskName:
@@ -324,6 +368,8 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         "data": lambda key, value: key in ("sites", "server") and not value,
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
+    if values.get("evaluation") == EvaluationPlan().model_dump(mode="json"):
+        values = {name: section for name, section in values.items() if name != "evaluation"}
     kept = {
         name: {k: v for k, v in section.items() if not left_out[name](k, v)}
         if name in left_out and isinstance(section, dict)

@@ -100,6 +100,6 @@ class ServerOptimiser:
                     f"The stored optimiser has {name[:80]} of shape {list(tensor.shape)}, which fits no parameter.",
                     remedy="Resume with the plan it was made with.",
                 )
-            state.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {})[key] = tensor.clone()  # of its own: steps write into it
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": state, "param_groups": groups})

@@ -123,9 +123,18 @@ class Training:
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        with evaluating(self.model), torch.no_grad():
-            result: Tensor = self.model(inputs)
+        return predict_with(self.model)(inputs)
+
+
+def predict_with(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Inputs -> outputs of a model in evaluation mode."""
+
+    def predict(inputs: Tensor) -> Tensor:
+        with evaluating(model), torch.no_grad():
+            result: Tensor = model(inputs)
         return result
+
+    return predict
 
 
 def relative_difference(weights: Tensor, reference: Tensor) -> float:

@@ -104,6 +104,8 @@ class Conductor:
             gather=attendance.gather,
             on_contributors=attendance.contributed,
             on_close=attendance.close,
+            validation=federation.validation,
+            class_names=federation.problem.class_names,
         )
         return loop, attendance
 

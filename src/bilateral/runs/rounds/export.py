@@ -30,6 +30,7 @@ from bilateral.protections.combination import name_of
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.recovery_check import check_export
 from bilateral.randomness import SecureRandomness
+from bilateral.runs.rounds.best import best_of
 from bilateral.runs.rounds.export_card import FORMAT, ExportCard, parse_card
 
 
@@ -149,8 +150,10 @@ def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def _restore_model(model: nn.Module, checkpoint: Checkpoint, prefix: str, path: Path) -> None:
-    """The model alone: an export needs neither the run's secrets nor anybody's data but the server's."""
-    tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
+    """The best model that was kept, or the last: an export needs no secrets, and nobody's data but the server's."""
+    tensors = best_of(checkpoint.tensors) or {
+        name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)
+    }
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

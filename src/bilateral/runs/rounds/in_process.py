@@ -86,6 +86,8 @@ def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_mes
         Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
         None,
         transcript,
+        validation=federation.validation,
+        class_names=federation.problem.class_names,
     )
 
 

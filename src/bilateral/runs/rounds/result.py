@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,19 +12,18 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
-from bilateral.protections.fedavg.protection import FEDAVG
 from bilateral.protections.registry import LOCAL_STEPS, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.seen_by_clients import SeenByClients
 
-FEDSGD: Final = spoken(FEDAVG)
+FEDSGD: Final = "FedSGD"
 
 
 def yardstick_of(plan: RunPlan) -> str:
     """What a run without any protection is called: FedSGD, or with local steps what spends as few rounds."""
-    return spoken(LOCAL_STEPS if plan.training.takes_local_steps else FEDAVG)
+    return spoken(LOCAL_STEPS) if plan.training.takes_local_steps else FEDSGD
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,13 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    best_round: int | None = None
+    """With validation data: `model` and `metrics` are of the model after so many rounds, which was best on them."""
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The plan's `evaluation.metrics` of each class on the server's test data."""
+    per_site: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of each site's samples in the server's test data, where these say whose they are."""
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -99,6 +105,10 @@ class RunResult:
             "metric": metric,
             "metric_value": value,
             "metrics": self.metrics,
+            "best_round": self.best_round,
+            "per_class": self.per_class,
+            "per_site": self.per_site,
+            "warnings": list(self.warnings),
             "metrics_of_fedavg": self.metrics_of_fedavg,
             "yardstick": yardstick_of(self.plan),
             "rounds": self.rounds,
