@@ -78,7 +78,7 @@ class UnionFind:
     def rooted(self, items: Tensor) -> Tensor:
         """Every item's representative."""
         narrow = _without_expanded(items)[0]
-        unique, places = torch.unique(narrow, return_inverse=True)
+        unique, places = torch.unique(narrow.contiguous(), return_inverse=True)
         found = torch.tensor([self.find(i) for i in unique.tolist()], dtype=torch.int64)
         return found[places].expand(items.shape)
 
