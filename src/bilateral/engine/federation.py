@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bilateral.data import Dataset, Split, load_dataset, partition
 from bilateral.data.dataset import Task
@@ -134,7 +135,7 @@ def objective_of(plan: RunPlan, task: Task) -> Objective:
 
 
 def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
-    test = Split(dataset.test.inputs.to(_dtype(plan)), dataset.test.targets)
+    test = Split(_in_precision(plan, dataset.test.inputs), dataset.test.targets)
     test, validation = _held_out(plan, test)
     problem = Problem(
         dataset.name,
@@ -190,7 +191,7 @@ def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | N
     own = dataset.train if dealt is None else dataset.train.subset(dealt.indices)
     own = prepare_targets(own, dataset.num_outputs, objective_of(plan, dataset.task))
     train = Share(
-        own.inputs.to(_dtype(plan)), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
+        _in_precision(plan, own.inputs), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
     )
     if dataset.task == "classification" and dataset.num_outputs > 1 and not plan.federation.allow_single_class:
         _refuse_single_class(name, train)
@@ -210,6 +211,11 @@ def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     if SERVER in names:
         raise DataError(f"A site is called {SERVER!r}, as the server is.", remedy="Rename the site.")
     return tuple(names)
+
+
+def _in_precision(plan: RunPlan, inputs: Tensor) -> Tensor:
+    """Real numbers in the plan's precision; token and category numbers as they are."""
+    return inputs.to(_dtype(plan)) if inputs.is_floating_point() else inputs
 
 
 def _dtype(plan: RunPlan) -> torch.dtype:

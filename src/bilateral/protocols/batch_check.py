@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import DataError
+from bilateral.models.integer_inputs import check_integers
 from bilateral.models.layout import ModelLayout
+from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 
 
@@ -20,7 +22,8 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
-    if not inputs.is_floating_point():
+    vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
+    if vocabulary is None and not inputs.is_floating_point():
         raise DataError(
             f"{client}: expected inputs in floating point, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",
@@ -30,6 +33,8 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
             f"{client}: expected inputs of shape {layout.input_shape} a sample, got {tuple(inputs.shape[1:])}.",
             remedy="Prepare them as the data that the model was made for, or make the model for these.",
         )
+    if vocabulary is not None:
+        check_integers(client, inputs, vocabulary)
     if not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
     if layout.statistics and len(inputs) < 2:
