@@ -108,9 +108,9 @@ def moved_by_rounding(made, graph, settings, inputs, targets):
     return worst
 
 
-def judge(seed):
+def judge(seed, meetings=False):
     """One program under all settings, its statistics and its export."""
-    made = program(seed)
+    made = program(seed, meetings=meetings)
     try:
         graph = ScaleGraph.of(made.model, torch.zeros(1, *made.input_shape))
     except ModelError as refusal:
@@ -164,19 +164,19 @@ def _export(made, graph, inputs):
     return Verdict("accepted", is_hidden=hidden)
 
 
-def judged(seed):
+def judged(seed, meetings=False):
     try:
-        return judge(seed)
+        return judge(seed, meetings)
     except BilateralError as refusal:
         return Verdict("untrue refusal", f"after the model was accepted: {refusal}")
     except Exception as crash:  # that none comes is what is tested
         return Verdict("crashed", f"{type(crash).__name__}: {crash}")
 
 
-def expect_no_fault(seeds):
-    verdicts = {seed: judged(seed) for seed in seeds}
+def expect_no_fault(seeds, meetings=False):
+    verdicts = {seed: judged(seed, meetings) for seed in seeds}
     faults = {
-        seed: f"{v.kind}: {v.what}\n{program(seed).source}"
+        seed: f"{v.kind}: {v.what}\n{program(seed, meetings=meetings).source}"
         for seed, v in verdicts.items()
         if v.kind in ("wrong", "untrue refusal", "crashed")
     }

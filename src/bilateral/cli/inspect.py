@@ -35,7 +35,7 @@ def inspect_command(
     """Which protections take a model, and what perturbation hides of it, parameter by parameter.
 
     scaled: elements with a secret factor. movable: elements that change place every round. clear: elements whose value
-    a client reads as it is. fedavg and masks take any module: of what perturbation refuses, the reason is printed.
+    a client reads as it is. fedsgd and masks take any module: of what perturbation refuses, the reason is printed.
 
     Examples:
 

@@ -276,9 +276,11 @@ def _print_result(values: dict[str, Any]) -> None:
         if name != metric:
             table.add_row(name, f"{other:.4f}")
     if values["metrics_of_fedavg"] is not None:
-        table.add_row(f"{metric} of FedSGD, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}")
         table.add_row(
-            "largest difference of weights to FedSGD",
+            f"{metric} of {values['yardstick']}, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}"
+        )
+        table.add_row(
+            f"largest difference of weights to {values['yardstick']}",
             f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
         )
     if values.get("recovery_error") is not None:

@@ -18,7 +18,7 @@ from bilateral.protections.sound.protection import SOUND
 from bilateral.protocols.objective import make_objective
 
 _BESIDES: dict[str, dict[str, object]] = {
-    f"{FEDAVG} + {SOUND} noise": {"protection": FEDAVG, "noise.mechanism": SOUND, "noise.epsilon": 8.0}
+    f"fedsgd + {SOUND} noise": {"protection": FEDAVG, "noise.mechanism": SOUND, "noise.epsilon": 8.0}
 }
 
 
@@ -41,7 +41,7 @@ def suitability(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int
 
 def _asked(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> Iterator[Suitability]:
     rungs: dict[str, dict[str, object]] = {
-        FEDAVG: {"protection": FEDAVG},
+        "fedsgd": {"protection": FEDAVG},
         "masks": {"protection": "masks"},
         **_BESIDES,
         "perturbation": {"protection": "perturbation"},

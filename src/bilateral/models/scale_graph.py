@@ -17,7 +17,7 @@ rounding. With `norm_inputs = "scaled"` it does so up to the `eps` of normalisat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from bilateral.arguments import checked
 from bilateral.errors import PlanError
 from bilateral.models.builder import Axis, Binding, Grouping, NormInputs
+from bilateral.models.factor_relations import Derived
 from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
 from bilateral.models.layout import BatchNormLayer, FlatParameter, ModelLayout
@@ -71,17 +72,26 @@ class ScaleGraph(ModelLayout):
     head: str
     head_input_classes: Tensor
     norm_inputs: NormInputs = "exact"
+    derived: Derived = field(default_factory=Derived.none)
+    """Classes whose factor is a product of others'."""
+    vocabulary: Tensor | None = None
+    """Of a network of integers: what each input of a sample stays below. None where inputs are real numbers."""
 
     @staticmethod
     @checked
     def of(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> ScaleGraph:
-        """Analyse `model`. `example_input` has a batch dimension; only its shape matters.
+        """Analyse `model`. `example_input` has a batch dimension; only its shape matters, and whether it is of integers.
 
         `norm_inputs`: exact gives factor 1 to what enters a normalisation layer; scaled gives it secret ones as well,
         and the layer's eps acts as eps / scale^2: another network than the plain one, another one every round.
         """
         found = walk(model, example_input, norm_inputs)
         return _compress(found, model)
+
+    @property
+    def num_free_factors(self) -> int:
+        """Secret factors that are drawn, and not computed from others."""
+        return self.num_scale_classes - 1 - len(self.derived.targets)
 
     @property
     def head_weight(self) -> ParameterLayout:
@@ -145,6 +155,8 @@ def positions(axis: Axis, exchange: Tensor) -> Tensor:
 def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
     """Replace class numbers by consecutive representatives and lay the parameters out in one vector."""
     builder = found.builder
+    normalised = [s.reshape(-1) for s in builder.normalised_scales]
+    builder.scales.settle(torch.cat(normalised) if normalised else None)
     scale_of, num_scales = _consecutive(builder.scales)
     neuron_of, num_neurons = _consecutive(builder.neurons)
 
@@ -173,7 +185,7 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
     cells = find_cells(
         num_neurons,
         [compress(axis) for axis in builder.axes],
-        [neuron_of[p] for p in builder.producers],
+        [compress(axis) for axis in builder.producers],
         [Grouping(g.num_groups, tuple(compress(side) for side in g.sides)) for g in builder.groupings],
     )
 
@@ -182,6 +194,11 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         return torch.unique(torch.cat(joined)) if joined else torch.zeros(0, dtype=torch.int64)
 
     head_input = found.head_inputs.ids
+    powers = [
+        (int(scale_of[target]), int(scale_of[source]), float(power))
+        for target, row in sorted(builder.scales.derived().items())
+        for source, power in sorted(row.items())
+    ]
     return ScaleGraph(
         parameters=tuple(layouts),
         statistics=tuple(
@@ -198,6 +215,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         input_shape=found.input_shape,
         kept_in_evaluation=found.kept_in_evaluation,
         norm_inputs=builder.norm_inputs,
+        derived=Derived.of(powers),
+        vocabulary=found.vocabulary,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import DataError
+from bilateral.models.integer_inputs import check_integers
 from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
@@ -21,8 +22,11 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
-    if not inputs.is_floating_point() and (inputs.dtype != torch.int64 or isinstance(layout, ScaleGraph)):
-        more = "" if isinstance(layout, ScaleGraph) else ", or int64 for numbers of tokens"
+    is_traced = isinstance(layout, ScaleGraph)
+    vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
+    takes_tokens = inputs.dtype == torch.int64 and not is_traced
+    if vocabulary is None and not inputs.is_floating_point() and not takes_tokens:
+        more = "" if is_traced else ", or int64 for numbers of tokens"
         raise DataError(
             f"{client}: expected inputs in floating point{more}, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",
@@ -32,6 +36,8 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
             f"{client}: expected inputs of shape {layout.input_shape} a sample, got {tuple(inputs.shape[1:])}.",
             remedy="Prepare them as the data that the model was made for, or make the model for these.",
         )
+    if vocabulary is not None:
+        check_integers(client, inputs, vocabulary)
     if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
     if layout.statistics and len(inputs) < 2:

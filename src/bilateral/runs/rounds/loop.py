@@ -39,7 +39,7 @@ from bilateral.learning.training import Training, predict_with, relative_differe
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.best import BestModel
-from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
+from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult, yardstick_of
 from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
@@ -170,7 +170,8 @@ class RoundLoop:
 
     def progress(self) -> RoundReport:
         rounds = self._next_round if self._is_last else self.plan.training.rounds
-        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed))
+        told = yardstick_of(self.plan)
+        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed), told)
 
     def close(self) -> None:
         self.on_close()
