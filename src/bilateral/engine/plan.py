@@ -144,8 +144,8 @@ class TrainingPlan(Section):
     """
 
     loss: ObjectiveName = "auto"
-    class_weights: list[float] = Field(
-        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1"
+    class_weights: list[float] | Literal["balanced"] = Field(
+        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1; balanced"
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="of ce and bce")
     huber_delta: float = Field(default=1.0, gt=0, description="of huber: where squares end")

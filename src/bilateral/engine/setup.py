@@ -117,6 +117,7 @@ class Blueprint:
             stack.guarantee,
             stack.privacy,
             stack.check,
+            counts_classes=self.federation.problem.objective.balanced,
             take_statistics=replace_running_statistics
             if self.plan.training.takes_local_steps
             else update_running_statistics,

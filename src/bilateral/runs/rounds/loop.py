@@ -204,6 +204,8 @@ class RoundLoop:
 
     def _advance(self, round_index: int) -> None:
         invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
+        if self.main.training.is_to_count:
+            invited = tuple(self.names)
         outsiders = self.main.training.aggregation.outsiders()
         present = self.gather(round_index, [name for name in invited if name not in outsiders])
         started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
