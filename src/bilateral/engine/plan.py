@@ -29,6 +29,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler  # where py
 from pydantic_core import PydanticKnownError, to_json
 
 from bilateral.arguments import checked
+from bilateral.engine.plan_comments import commented_toml
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.evaluation import Measures
@@ -37,9 +38,12 @@ from bilateral.learning.metrics import MetricName
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.ladder import Rung, rung_of
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
+from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
+from bilateral.protocols.mask.widths import WIDEST
 from bilateral.protocols.objective import LossName
 
 DEFAULT_CLIENTS = 5
@@ -218,10 +222,12 @@ class EvaluationPlan(Section):
     own that stays there; only where sites are sent the model as it is.
     """
 
-    metrics: list[MetricName] = Field(default_factory=list)
-    threshold: float = Field(default=0.5, ge=0, le=1)
-    validation: float = Field(default=0.0, ge=0, lt=1)
-    monitor: str = "loss"
+    metrics: list[MetricName] = Field(
+        default_factory=list, description="auroc, auprc, f1, sensitivity, specificity, ece, brier"
+    )
+    threshold: float = Field(default=0.5, ge=0, le=1, description="score from which a class counts as found")
+    validation: float = Field(default=0.0, ge=0, lt=1, description="part of the server's test data, to choose by")
+    monitor: str = Field(default="loss", description="metric on the validation data that the best model is best by")
     patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
     sites: bool = False
     site_holdout: float = Field(default=0.0, ge=0, lt=1)
@@ -267,6 +273,11 @@ class RunPlan(Section):
             return chosen
         alone = self.federation.num_participants(num_clients) < 2
         return "none" if alone else self.traits.default_masks
+
+    @property
+    def rung(self) -> Rung | None:
+        """Where it stands on the ladder of protections."""
+        return rung_of(self.protection, self.masks(len(self.data.sites) or self.federation.num_clients or 2))
 
     @property
     def chosen(self) -> Chosen:
@@ -367,6 +378,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         ),
         "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
         "data": lambda key, value: key == "workers" or (key in ("sites", "server") and not value),
+        "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
     if values.get("evaluation") == EvaluationPlan().model_dump(mode="json"):
@@ -394,3 +406,8 @@ def load_plan(path: str | Path) -> RunPlan:
 def dump_plan(plan: RunPlan) -> str:
     """The plan as TOML."""
     return as_toml(plan)
+
+
+def plan_with_comments(plan: RunPlan) -> str:
+    """The plan as TOML for people: every setting, with a comment."""
+    return commented_toml(plan)

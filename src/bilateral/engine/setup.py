@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -149,7 +150,9 @@ class Blueprint:
                 check_batch(name, part.inputs, part.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
-        parts = stack.make_client(Seat(name, len(data), counter, workspace))
+        parts = replace(
+            stack.make_client(Seat(name, len(data), counter, workspace)), shares_process=workspace is not None
+        )
         return TrainingClient(
             parts.half,
             data,
