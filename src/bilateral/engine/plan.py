@@ -217,9 +217,9 @@ class EvaluationPlan(Section):
     class in the result. `threshold`: from which score on a class counts as found, for sensitivity and specificity.
     `validation`: this part of the server's test data is held out for choosing, and is in no reported test metric. With
     it the best model is kept, by `monitor` (a metric's name without its part), and with `patience_rounds` training
-    ends when the metric has not become better for so many rounds. `sites`: every site measures the models that it is
-    sent on its own test data (or, where one dataset is dealt out, on `site_holdout` of its share), in a file of its
-    own that stays there; only where sites are sent the model as it is.
+    ends when the metric has not become better for so many rounds. `site_holdout`: every site keeps back this part of
+    its samples, and measures on them the models that it is sent; what it finds stays there (on one machine: in the
+    run's folder, `sites/`; on FLARE: in the site's log). Only where sites are sent the model as it is.
     """
 
     metrics: list[MetricName] = Field(
@@ -229,8 +229,7 @@ class EvaluationPlan(Section):
     validation: float = Field(default=0.0, ge=0, lt=1, description="part of the server's test data, to choose by")
     monitor: str = Field(default="loss", description="metric on the validation data that the best model is best by")
     patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
-    sites: bool = False
-    site_holdout: float = Field(default=0.0, ge=0, lt=1)
+    site_holdout: float = Field(default=0.0, ge=0, lt=1, description="part of its samples that a site measures on")
 
     @property
     def measures(self) -> Measures:
@@ -246,8 +245,6 @@ class EvaluationPlan(Section):
         known = (*BASIC_METRICS, *self.metrics)
         if self.monitor not in known:
             raise ValueError(f"`monitor` is {self.monitor!r}, expected one of {', '.join(known)}")
-        if self.site_holdout and not self.sites:
-            raise ValueError("`site_holdout` is for `sites = true`")
         return self
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -130,6 +130,7 @@ class TrainingClient:
         weight: int | None = None,
         augment: bool = False,
         reordering: int = 0,
+        look: Callable[[RoundModel], None] | None = None,
     ) -> None:
         if len(data) == 0:
             raise DataError(f"{half.name} has no samples.", remedy="Use fewer clients or another partition.")
@@ -143,6 +144,7 @@ class TrainingClient:
         self._augment = augment
         self._reordering = reordering
         self._totals: ClassTotals | None = None
+        self._look = look
 
     def batch(self, round_index: int) -> Split:
         """The samples of a round, before augmentation."""
@@ -170,6 +172,8 @@ class TrainingClient:
             totals, self._totals = self._totals, None
             self._uploader.bind(message, *(() if totals is None else (totals,)))
             self._weigh(message, totals)
+            if self._look is not None and not isinstance(message, CountClasses):
+                self._look(message)
             reply: Message | None = (
                 self._counted(message) if isinstance(message, CountClasses) else self._train(message)
             )

@@ -114,21 +114,27 @@ def loop_of(plan: RunPlan, federation: Federation, reference: bool, *, keep_mess
     bare = reference_plan(plan)
     main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
     transcript = Transcript(keep_messages)
+
+    def note(site: str, row: dict[str, Any]) -> None:
+        if loop.directory is not None:
+            loop.directory.note_of_site(site, row)
+
     rate = plan.federation.dropout
     draws, replies = SeededRandomness(plan.seed, "dropouts"), plan.traits.replies_in_a_round
     dropouts = Dropouts(rate, draws, replies) if rate else None
-    return RoundLoop(
+    loop = RoundLoop(
         plan,
         federation.names,
         federation.test_data,
         federation.problem.objective,
-        Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
+        Lane(main.server(), main.local_exchange(transcript.record, dropouts, note=note)),
         Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
         None,
         transcript,
         validation=federation.validation,
         class_names=federation.problem.class_names,
     )
+    return loop
 
 
 def has_reference(checkpoint: Checkpoint) -> bool:
