@@ -129,8 +129,10 @@ class SiteDesk(SiteEdge):
         secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
         blueprints = make_blueprints(plans, federation, secrets)
         if self._has_data:
+            notes = (self._note, None)  # of the run's own model, not of the yardstick's
             self._clients = [
-                blueprint.client(self.name, counter=self._counter, note=self._note) for blueprint in blueprints
+                blueprint.client(self.name, counter=self._counter, note=note)
+                for blueprint, note in zip(blueprints, notes, strict=False)
             ]
         else:
             self._clients = [blueprints[0].helper(self.name)]
