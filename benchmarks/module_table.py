@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from bilateral import Dataset, RunPlan, Split
+from bilateral.data.task import Task
 from bilateral.engine.federation import load_federation
 from bilateral.engine.setup import initial_model, layout_of, make_blueprint
 from bilateral.errors import BilateralError
@@ -64,10 +65,13 @@ def samples(kind: Kind = "table", side: int = 0, num_train: int = 24) -> Dataset
     draws = torch.Generator().manual_seed(1)
     inputs = torch.randn(num_train + 6, *shape, generator=draws)
     if kind == "text":
-        inputs = torch.randint(WORDS, (num_train + 6, *shape), generator=draws).float()
+        inputs = torch.randint(WORDS, (num_train + 6, *shape), generator=draws)
     targets = torch.arange(num_train + 6) % CLASSES
+    if kind == "segmentation":
+        targets = torch.randint(CLASSES, (num_train + 6, *shape[1:]), generator=draws)
     train, test = (Split(inputs[part], targets[part]) for part in (slice(num_train), slice(num_train, None)))
-    return Dataset("random", "classification", train, test, CLASSES)
+    task: Task = "segmentation" if kind == "segmentation" else "classification"
+    return Dataset("random", task, train, test, CLASSES)
 
 
 def torchvision_network(name: str, num_outputs: int) -> nn.Module:

@@ -92,6 +92,7 @@ class DataPlan(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     sites: dict[str, dict[str, Any]] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)
+    workers: int = Field(default=0, ge=0, description="processes that load samples, where these are loaded as needed")
 
 
 class ModelPlan(Section):
@@ -365,7 +366,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
         "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
-        "data": lambda key, value: key in ("sites", "server") and not value,
+        "data": lambda key, value: key == "workers" or (key in ("sites", "server") and not value),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
     if values.get("evaluation") == EvaluationPlan().model_dump(mode="json"):

@@ -12,7 +12,7 @@ built together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Party, Record
 from bilateral.learning.local_steps import ChangeTaker
 from bilateral.learning.optimiser import Optimiser, ServerOptimiser
-from bilateral.learning.problem import Problem, Share
+from bilateral.learning.problem import Problem, Share, unlike
 from bilateral.learning.secrets import Secrets
 from bilateral.learning.training import Training
 from bilateral.models.builder import NormInputs
@@ -48,6 +48,7 @@ from bilateral.randomness import SeededRandomness
 
 REFERENCE = FEDAVG
 """The name of a training without any protection."""
+CHECKED_AT_ONCE = 512
 ANY_MODULE = "protection = 'masks' or 'fedsgd', which take any module"
 
 
@@ -66,8 +67,11 @@ class Blueprint:
         self.layout = layout
         self._secrets = secrets
         self._model = model
+        wanted = federation.problem.schema
+        found = {name: list(share.schema.differences(wanted)) for name, share in federation.shares.items()}
+        if any(found.values()):
+            raise unlike([(name, differences) for name, differences in found.items() if differences])
         for name, share in federation.shares.items():
-            federation.problem.check_share(name, share)
             _refuse_batch_of_one(name, plan, len(share), layout)
         if plan.named_dealer in (SERVER, *federation.names):
             raise PlanError(
@@ -100,7 +104,7 @@ class Blueprint:
         stack, seed = self._stack, self._secrets.model_seed(self.plan.seed)
         model = copy.deepcopy(self._model)
         if seed != self.plan.seed:
-            model = initial_model(self.plan, self.federation.problem, seed)
+            model = initial_model(self.plan, self.federation.problem, seed, self.federation.network)
             adopt_what_stays(model, self._model, self.layout)
         return Training(
             stack.name,
@@ -140,7 +144,8 @@ class Blueprint:
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
-            check_batch(name, data.inputs, data.targets, self.layout, self.federation.problem.objective)
+            for part in data.chunks(CHECKED_AT_ONCE):
+                check_batch(name, part.inputs, part.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
         parts = stack.make_client(Seat(name, len(data), counter, workspace))
@@ -190,7 +195,7 @@ def make_blueprints(
 ) -> list[Blueprint]:
     """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
     first, names = plans[0], federation.names
-    model = initial_model(first, federation.problem)
+    model = initial_model(first, federation.problem, network=federation.network)
     layouts = {asked: layout_for(asked, model, federation.problem) for asked in map(_trace_of, plans)}
     return [
         Blueprint(
@@ -210,8 +215,20 @@ def reference_plan(plan: RunPlan) -> RunPlan:
     return plan.with_settings(bare)
 
 
-def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> nn.Module:
-    """The plan's model with the initial weights of its seed, or of another."""
+def initial_model(
+    plan: RunPlan,
+    problem: Problem,
+    seed: int | None = None,
+    network: Callable[[tuple[int, ...], int], nn.Module] | None = None,
+) -> nn.Module:
+    """The plan's model with the initial weights of its seed, or of another.
+
+    `network` builds it if it is no model that the plan names: a module that was given has the weights that it has.
+    """
+    if network is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(plan.seed if seed is None else seed)
+            return network(problem.input_shape, problem.num_outputs).to(getattr(torch, plan.training.dtype))
     return build_model(
         plan.model.name,
         input_shape=problem.input_shape,

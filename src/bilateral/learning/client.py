@@ -184,7 +184,7 @@ class TrainingClient:
 
     def _prepared(self, indices: Tensor, *labels: str | int) -> tuple[Tensor, Tensor]:
         """A batch as it is trained on; what the training draws comes from a stream with these labels."""
-        chosen = self._data.subset(indices)
+        chosen = self._data.drawn(indices, lambda: _seed(self._randomness.child("samples", *labels)))
         inputs, targets = chosen.inputs, chosen.targets
         generator = self._randomness.child(*labels).torch_generator()
         if self._augment:
@@ -194,6 +194,10 @@ class TrainingClient:
             inputs, targets = inputs[order], targets[order]
         torch.default_generator.manual_seed(generator.initial_seed())
         return inputs, targets
+
+
+def _seed(randomness: Randomness) -> int:
+    return int.from_bytes(randomness.random_bytes(7), "little")
 
 
 def reordered(count: int, number: int) -> Tensor:

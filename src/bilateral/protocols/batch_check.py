@@ -23,9 +23,11 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
     vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
-    if vocabulary is None and not inputs.is_floating_point():
+    takes_tokens = vocabulary is not None or not isinstance(layout, ScaleGraph)
+    if not inputs.is_floating_point() and (inputs.dtype != torch.int64 or not takes_tokens):
+        more = ", or int64 for numbers of tokens" if takes_tokens else ""
         raise DataError(
-            f"{client}: expected inputs in floating point, got {inputs.dtype}.",
+            f"{client}: expected inputs in floating point{more}, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",
         )
     if tuple(inputs.shape[1:]) != layout.input_shape:
@@ -35,7 +37,7 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         )
     if vocabulary is not None:
         check_integers(client, inputs, vocabulary)
-    if not bool(torch.isfinite(inputs).all()):
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
     if layout.statistics and len(inputs) < 2:
         raise DataError(

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bilateral.data.dataset import Task
+from bilateral.data.task import Task
 from bilateral.errors import DataError, PlanError
 
 LossName = Literal["mse", "ce", "bce", "huber"]
