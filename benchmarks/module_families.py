@@ -23,11 +23,6 @@ SHAPES: Final[dict[Kind, tuple[int, ...]]] = {
     "picture": (3, 16, 16),
     "segmentation": (3, 16, 16),
 }
-    "table": (12,),
-    "text": (10,),
-    "picture": (3, 16, 16),
-    "segmentation": (3, 16, 16),
-}
 
 
 class TabularEmbeddings(nn.Module):

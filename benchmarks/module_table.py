@@ -1,21 +1,23 @@
 """Which networks each protection trains, and how far the gradient it recovers is off: a table for the docs.
 
-    python benchmarks/module_table.py [--only "ViT-tiny" ...] [--torchvision] [--markdown FILE]
+    python benchmarks/module_table.py [--only "ViT-tiny" ...] [--torchvision] [--rows FILE.json] [--markdown FILE.md]
 
 Every cell is one round of a real run with three clients in this process, in float64, on random samples with 5 classes.
 The oracle is plain autograd on the same batches with the same weights. `--torchvision` adds torchvision's image
 networks (see torchvision_families.py for what has to be installed). Sealed training of networks with more than a
-million parameters is asked whether it takes them, and not run.
+million parameters is asked whether it takes them, and not run. `--rows` keeps what was measured, so that the table can
+be made in several calls; `--markdown` writes all of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,22 +196,37 @@ def table(rows: Mapping[str, tuple[int, dict[str, Cell]]]) -> str:
     return "\n".join([*lines, "", *(f"{number}. {reason}." for reason, number in notes.items())]) + "\n"
 
 
+def _kept(path: Path | None) -> dict[str, tuple[int, dict[str, Cell]]]:
+    if path is None or not path.exists():
+        return {}
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return {name: (count, {key: Cell(**one) for key, one in cells.items()}) for name, (count, cells) in values.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", help="names of networks")
     parser.add_argument("--torchvision", action="store_true", help="torchvision's too")
+    parser.add_argument(
+        "--rows", type=Path, help="measured rows are kept here, and those that are there are not repeated"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table here")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows: dict[str, tuple[int, dict[str, Cell]]] = {}
+    rows = _kept(options.rows)
     for name, model in networks(torchvision=options.torchvision):
-        if options.only and name not in options.only:
+        if (options.only and name not in options.only) or name in rows:
             continue
         rows[name] = num_parameters(model), {}
         for protection in COLUMNS:
             rows[name][1][protection] = cell = measure(model, protection)
             sys.stdout.write(f"{name:32} {protection:14} {cell}\n")
             sys.stdout.flush()
+        if options.rows is not None:
+            values = {
+                name: [count, {key: asdict(one) for key, one in cells.items()}] for name, (count, cells) in rows.items()
+            }
+            options.rows.write_text(json.dumps(values, indent=1), encoding="utf-8")
     if options.markdown is not None:
         options.markdown.write_text(table(rows), encoding="utf-8")
     return 0
