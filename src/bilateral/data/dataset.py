@@ -155,9 +155,10 @@ def _check_inputs(split: Split, where: str) -> None:
                 f"Expected {name} in {where} to be a dense torch tensor, got {kind.removeprefix('torch.')}.",
                 remedy="Convert sparse ones with `.to_dense()`, and load data onto the CPU.",
             )
-    if split.inputs.dtype != torch.float32:
+    if split.inputs.dtype not in (torch.float32, torch.int64):
         raise DataError(
-            f"Expected float32 inputs in {where}, got {_dtype(split.inputs)}.",
+            f"Expected float32 inputs (or int64 ones, for a model that looks them up) in {where}, got "
+            f"{_dtype(split.inputs)}.",
             remedy="Convert them with `torch.as_tensor(inputs).float()` in the loader.",
         )
     if split.inputs.ndim < 2:

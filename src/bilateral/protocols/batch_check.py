@@ -15,7 +15,8 @@ from bilateral.protocols.objective import Objective
 def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayout, objective: Objective) -> None:
     """Refuse a batch that would give a wrong gradient: empty, NaN, wrong type or shape, label out of range.
 
-    Inputs may have any floating precision (`LocalModel.run` takes them in the model's). Labels must be int64: other
+    Inputs may have any floating precision (`LocalModel.run` takes them in the model's), or be integers for a model that
+    looks them up. Labels must be int64: other
     integer types are more often a mask or a picture than class numbers.
     """
     if len(inputs) == 0:
@@ -23,7 +24,8 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
     vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
-    if vocabulary is None and not inputs.is_floating_point():
+    any_module = inputs.dtype == torch.int64 and not isinstance(layout, ScaleGraph)
+    if vocabulary is None and not inputs.is_floating_point() and not any_module:
         raise DataError(
             f"{client}: expected inputs in floating point, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",
