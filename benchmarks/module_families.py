@@ -45,7 +45,7 @@ class Recurrent(nn.Module):
     def __init__(self, cell: type[nn.RNNBase], num_outputs: int, *, bidirectional: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, 16)
-        self.cell = cell(16, 16, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg]
+        self.cell = cell(16, 16, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg,arg-type]
         self.head = nn.Linear(32 if bidirectional else 16, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class TextTransformer(nn.Module):
         self.tokens = nn.Embedding(WORDS, width)
         self.places = nn.Parameter(torch.randn(1, input_shape[0], width) * 0.02)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder: nn.Module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(width, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -252,10 +252,14 @@ class _ConvText(nn.Module):
 
 
 def lora_transformer(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Of the Transformer only adapters in the feed-forward layers and the head train."""
-    model = TextTransformer(input_shape, num_outputs).requires_grad_(False)
-    for layer in model.encoder.layers:
-        layer.linear1, layer.linear2 = LowRank(layer.linear1), LowRank(layer.linear2)
+    """Of the Transformer only adapters of projections and feed-forward layers train, and the head."""
+    model = TextTransformer(input_shape, num_outputs)
+    model.encoder = nn.Sequential(Block(16, 4), Block(16, 4))
+    model.requires_grad_(False)
+    for block in list(model.encoder.modules()):
+        for name, layer in list(block.named_children()):
+            if isinstance(layer, nn.Linear) and name != "out":
+                setattr(block, name, LowRank(layer))
     model.head.requires_grad_(True)
     return model
 

@@ -126,7 +126,7 @@ def oracle(model: nn.Module, clients: list[TrainingClient], names: list[str]) ->
     total, weights = torch.zeros(0), 0
     for client in clients:
         own, batch = training_copy(model), client.batch(0)
-        F.cross_entropy(own(batch.inputs), batch.targets).backward()
+        torch.autograd.backward(F.cross_entropy(own(batch.inputs), batch.targets))
         found = dict(own.named_parameters())
         flat = torch.cat([_gradient(found[name]).reshape(-1) for name in names])
         total = flat * client.weight + (total if len(total) else 0)
