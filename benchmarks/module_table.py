@@ -6,7 +6,7 @@ Every cell is one round of a real run with three clients in this process, in flo
 The oracle is plain autograd on the same batches with the same weights. `--torchvision` adds torchvision's image
 networks (see torchvision_families.py for what has to be installed). Sealed training of networks with more than a
 million parameters is asked whether it takes them, and not run. `--rows` keeps what was measured, so that the table can
-be made in several calls; `--markdown` writes all of it.
+be made in several calls; `--markdown` writes all of it into a page, between its marks.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from module_families import SHAPES, WORDS, Kind
 
 CLASSES: Final = 5
 LARGE: Final = 1_000_000
+MARKS: Final = ("<!-- table of module_table.py -->", "<!-- end of the table -->")
 COLUMNS: Final[dict[str, dict[str, Any]]] = {
     "fedavg": {"protection": "fedavg"},
     "masks": {"protection": "masks"},
@@ -203,6 +204,14 @@ def _kept(path: Path | None) -> dict[str, tuple[int, dict[str, Cell]]]:
     return {name: (count, {key: Cell(**one) for key, one in cells.items()}) for name, (count, cells) in values.items()}
 
 
+def _write_into(page: Path, text: str) -> None:
+    """Between the two marks of a page that has them; or as a page of its own."""
+    whole = page.read_text(encoding="utf-8") if page.exists() else f"{MARKS[0]}\n{MARKS[1]}\n"
+    before, _, rest = whole.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", help="names of networks")
@@ -228,7 +237,7 @@ def main() -> int:
             }
             options.rows.write_text(json.dumps(values, indent=1), encoding="utf-8")
     if options.markdown is not None:
-        options.markdown.write_text(table(rows), encoding="utf-8")
+        _write_into(options.markdown, table(rows))
     return 0
 
 
