@@ -69,7 +69,7 @@ def test_labels_outside_the_outputs_are_refused(label):
         (Split(torch.zeros(4, 3), torch.zeros(3, dtype=torch.int64)), "4 inputs and 3 targets"),
         (Split(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), ("a",)), "2 inputs and 1 sites"),
         (Split(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), "empty split"),
-        (Split(torch.zeros(4, 3).double(), torch.zeros(4, dtype=torch.int64)), "float32 inputs.*float64"),
+        (Split(torch.zeros(4, 3).double(), torch.zeros(4, dtype=torch.int64)), r"float32 inputs.*float64"),
         (Split(torch.zeros(4), torch.zeros(4, dtype=torch.int64)), r"\[samples, features...\].*\[4\]"),
         (Split(torch.zeros(4, 3), torch.zeros(4)), r"int64 targets of shape \[4\].*float32"),
         (Split(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.int64)), r"int64 of shape \[4, 1\]"),

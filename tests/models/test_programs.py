@@ -194,6 +194,23 @@ def test_programs_are_recovered_exactly_or_refused_by_what_they_have(part):
     assert kinds["ill-conditioned"] + kinds["too large"] <= 5, kinds
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_programs_whose_activations_are_multiplied_are_recovered_exactly_or_refused_by_what_they_have(part):
+    """Attention in many spellings, gates, quotients, tables and parameters as values, recurrent layers."""
+    kinds = expect_no_fault(range(5000 + 20 * part, 5020 + 20 * part), meetings=True)
+    assert kinds["accepted"] >= 10, kinds
+    assert kinds["hidden"] >= 6, kinds
+
+
+@pytest.mark.long
+def test_a_thousand_programs_whose_activations_are_multiplied(capsys):
+    kinds = expect_no_fault(range(6000, 7000), meetings=True)
+    with capsys.disabled():
+        print(json.dumps(kinds, indent=1))  # noqa: T201 (figures to report)
+    assert kinds["accepted"] >= 550, kinds
+    assert kinds["hidden"] >= 400, kinds
+
+
 @pytest.mark.long
 def test_two_thousand_programs_are_recovered_exactly_or_refused_by_what_they_have(capsys):
     kinds = expect_no_fault(range(1000, 3000))

@@ -136,7 +136,7 @@ def _sizes_of_constants() -> Iterator[None]:
 
 
 class _Tracer(fx.Tracer):
-    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word; writes out attention."""
+    """Names a hook on an activation, for which torch.fx itself has no word; records composite layers written out."""
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -183,7 +183,7 @@ class ScaleClasses(UnionFind):
                     self._pin_free(free, reason)
 
     def _merge(self, item: int, free: int, reason: str) -> None:
-        """The forest keeps the lower number as representative; which of two equal free classes it is does not matter."""
+        """Of two equal free classes the forest keeps the lower number as representative."""
         self.union(torch.tensor([item]), torch.tensor([free]), reason)
         root = self.find(item)
         if root == free:

@@ -140,7 +140,7 @@ def digest_over(roles: Tensor, dims: Sequence[int]) -> Tensor:
             places = torch.arange(roles.shape[dim]).reshape(-1, *[1] * (roles.dim() - dim - 1))
             narrow = _without_expanded(roles)[0]
             total = mix(narrow, places).sum(dim)
-            roles = total.expand(*roles.shape[:dim], *roles.shape[dim + 1 :])
+            roles = total.expand((*roles.shape[:dim], *roles.shape[dim + 1 :]))
     return roles
 
 

@@ -54,7 +54,7 @@ def multi_head_attention(
     key_padding_mask: Any = None,
     need_weights: bool = True,
     attn_mask: Any = None,
-    average_attn_weights: bool = True,
+    average_attn_weights: bool = True,  # noqa: ARG001 (torch's argument; nobody may use the weights)
     is_causal: bool = False,
 ) -> tuple[Any, Any]:
     if m.bias_k is not None or m.bias_v is not None or m.add_zero_attn:

@@ -15,18 +15,19 @@ from bilateral.protocols.objective import Objective
 def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayout, objective: Objective) -> None:
     """Refuse a batch that would give a wrong gradient: empty, NaN, wrong type or shape, label out of range.
 
-    Inputs may have any floating precision (`LocalModel.run` takes them in the model's). Labels must be int64: other
+    Inputs may have any floating precision (`LocalModel.run` takes them in the model's), or be integers for a model that
+    looks them up. Labels must be int64: other
     integer types are more often a mask or a picture than class numbers.
     """
     if len(inputs) == 0:
         raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
-    is_traced = isinstance(layout, ScaleGraph)
     vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
-    takes_tokens = inputs.dtype == torch.int64 and not is_traced
-    if vocabulary is None and not inputs.is_floating_point() and not takes_tokens:
-        more = "" if is_traced else ", or int64 for numbers of tokens"
+    takes_tokens = vocabulary is not None or not isinstance(layout, ScaleGraph)
+    is_token = not inputs.is_floating_point() and (inputs.dtype == torch.int64 or vocabulary is not None)
+    if not inputs.is_floating_point() and not (is_token and takes_tokens):
+        more = ", or int64 for numbers of tokens" if takes_tokens else ""
         raise DataError(
             f"{client}: expected inputs in floating point{more}, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",

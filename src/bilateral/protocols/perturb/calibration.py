@@ -75,11 +75,11 @@ def logit_spread(logits: Tensor) -> float:
     return max(around, 1e-3 * size) or 1.0
 
 
-def inputs_like(graph: ScaleGraph, randomness: Randomness, count: int = 8) -> Tensor:
+def inputs_for(graph: ScaleGraph, input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:
     """Inputs of the server's own for a network: normal numbers, or integers within its tables."""
     if graph.vocabulary is None:
-        return normal_inputs(graph.input_shape, randomness, count)
-    return integers_below(graph.vocabulary, randomness.uniform(count, *graph.input_shape, low=0.0, high=1.0))
+        return normal_inputs(input_shape, randomness, count)
+    return integers_below(graph.vocabulary, randomness.uniform(count, *input_shape, low=0.0, high=1.0))
 
 
 def normal_inputs(input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:

@@ -21,7 +21,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb import cross_entropy, scheme
-from bilateral.protocols.perturb.calibration import Calibration, Calibrator, inputs_like
+from bilateral.protocols.perturb.calibration import Calibration, Calibrator, inputs_for
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.secrets import DrawFactors, RoundSecrets, draw_secrets, log_uniform_factors
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -63,7 +63,7 @@ class PerturbServer:
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
         if calibration_inputs is None:
-            calibration_inputs = inputs_like(graph, self._randomness.child("calibration"))
+            calibration_inputs = inputs_for(graph, input_shape, self._randomness.child("calibration"))
         self._draw_factors = draw_factors
         self._dtype = next(iter(model.parameters())).dtype
         if calibration_inputs.is_floating_point():
