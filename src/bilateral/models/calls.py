@@ -87,7 +87,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     before = set(vars(model))
     try:
         with _sizes_of_constants():
-            graph = _Tracer().trace(model)
+            graph = _traced(model)
         drop_unused_weights(graph)
     except BilateralError:
         raise
@@ -100,6 +100,15 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     for name in made:
         delattr(model, name)
     return graph, made
+
+
+def _traced(model: nn.Module) -> fx.Graph:
+    try:
+        return _Tracer().trace(model)
+    except (TypeError, IndexError):  # a buffer is cut to the size of an activation: it has to be recorded as well
+        with_buffers = _Tracer()
+        with_buffers.proxy_buffer_attributes = True
+        return with_buffers.trace(model)
 
 
 @contextmanager
@@ -127,7 +136,7 @@ def _sizes_of_constants() -> Iterator[None]:
 
 
 class _Tracer(fx.Tracer):
-    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word; writes out attention."""
+    """Names a hook on an activation, for which torch.fx itself has no word; records composite layers written out."""
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -84,7 +84,7 @@ class ScaleClasses(UnionFind):
         shape = np.broadcast_shapes(left.shape, right.shape)
         left, right = self.narrowed(left, len(shape)), self.narrowed(right, len(shape))
         count = len(self._parent)
-        pairs, places = torch.unique(left * count + right, return_inverse=True)
+        pairs, places = torch.unique((left * count + right).contiguous(), return_inverse=True)
         found = [self._product(*divmod(pair, count), power, reason) for pair in pairs.tolist()]
         return torch.tensor(found, dtype=torch.int64)[places].expand(shape)
 
@@ -183,7 +183,7 @@ class ScaleClasses(UnionFind):
                     self._pin_free(free, reason)
 
     def _merge(self, item: int, free: int, reason: str) -> None:
-        """The forest keeps the lower number as representative; which of two equal free classes it is does not matter."""
+        """Of two equal free classes the forest keeps the lower number as representative."""
         self.union(torch.tensor([item]), torch.tensor([free]), reason)
         root = self.find(item)
         if root == free:

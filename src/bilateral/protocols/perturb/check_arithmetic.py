@@ -14,6 +14,12 @@ _DROPOUTS: Final = {
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
     torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
 }  # fmt: skip
+_DROPOUT_ARGUMENT: Final[dict[Any, tuple[int, str, Any]]] = {
+    F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
+    F.multi_head_attention_forward: (13, "training", False),
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), (5, "dropout", 0.0)),
+}
+"""Layers with dropout inside: the place and name of the argument that switches it off, and how."""
 _EPS_PLACE: Final[dict[Callable[..., Any], int]] = {F.batch_norm: 7, F.group_norm: 4, F.layer_norm: 4}
 """Which positional argument of a normalisation is its eps."""
 _SHRUNK: Final = 1e-8
@@ -34,6 +40,8 @@ class CheckArithmetic(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
+        if func in _DROPOUT_ARGUMENT:
+            args, kwargs = _without_dropout(func, args, kwargs)
         if func is torch.bernoulli:
             return torch.ones_like(args[0])
         if func is Tensor.bernoulli_:
@@ -43,6 +51,13 @@ class CheckArithmetic(TorchFunctionMode):
         if self._tiny_eps and func in _EPS_PLACE:
             args, kwargs = _with_tiny_eps(_EPS_PLACE[func], args, kwargs)
         return func(*args, **kwargs)
+
+
+def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    place, name, value = _DROPOUT_ARGUMENT[func]
+    if len(args) > place:
+        return (*args[:place], value, *args[place + 1 :]), kwargs
+    return args, {**kwargs, name: value}
 
 
 def _widened(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
