@@ -14,11 +14,15 @@ from bilateral.cli import (
     bench,
     compare,
     deploy,
+    doctor,
+    explain,
     export,
     hetero,
     inspect,
     ladder,
+    new,
     privacy,
+    report,
     run,
     serve,
     submit,
@@ -41,11 +45,15 @@ app.command("run")(run.run_command)
 app.command("hetero")(hetero.hetero_command)
 app.command("audit")(audit.audit_command)
 app.command("leakage-page")(audit.leakage_page_command)
+app.command("report")(report.report_command)
 app.command("watch")(watch.watch_command)
 app.command("deploy")(deploy.deploy_command)
 app.command("submit")(submit.submit_command)
 app.command("sites")(submit.sites_command)
 app.command("ladder")(ladder.ladder_command)
+app.command("new")(new.new_command)
+app.command("explain")(explain.explain_command)
+app.command("doctor")(doctor.doctor_command)
 app.command("compare")(compare.compare_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("privacy")(privacy.privacy_command)

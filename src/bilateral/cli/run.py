@@ -46,6 +46,7 @@ from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.sealed.protection import SEALED
+from bilateral.report.run_page.page import write_run_page
 from bilateral.runs.rounds.in_process import run
 
 FIRST_RUN: Final = {"protection": SEALED, "model.name": "mlp-3"}
@@ -165,10 +166,13 @@ def run_command(
         interruptible("Stopping after this round; once more to stop at once.") as interrupted,
     ):
         result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted)
+    page = None if result.output is None else write_run_page(result.output)
     if json:
         print_json(result.as_dict())
     else:
         _print_result(result.as_dict())
+        if page is not None:
+            out.print(f"Report:  {escape(str(page))}")
     if not result.finished:
         said = f"Stopped after round {result.rounds}."
         raise stopped(said, "run", result.output, code_of(chosen), data_dir=data_dir, engine=engine)

@@ -121,6 +121,7 @@ def sound_report(around: Groundwork, noise: SoundNoise) -> PrivacyReport:
     deviations = {f"term {number}, in the mean": d / count**0.5 for number, d in enumerate(of_clients)}
     figures = {
         "noise multiplier": noise.settings.noise_multiplier,
+        "effective multiplier": noise.spending.effective_multiplier,
         "clip": noise.settings.clip.norm,
         "largest sampling rate": noise.spending.exposure.sampling_rate,
         "rounds of one client": float(noise.spending.exposure.rounds_of_one_client),

@@ -36,6 +36,7 @@ from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, relative_difference
+from bilateral.models.coverage import Coverage, coverage
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.perturb.settings import Loss
 from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
@@ -43,6 +44,8 @@ from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
+REFERENCE_PREFIX = "fedsgd_"
+"""Of metrics in `metrics.csv` that are FedSGD's, trained beside the run."""
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
 
@@ -114,9 +117,7 @@ class RoundLoop:
         restore(self._trainings, checkpoint, path)
         self._next_round = checkpoint.next_round
         self._rows = list(checkpoint.rows)
-        self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
-        self.transcript.bytes_down = int(checkpoint.counters["bytes_down"])
-        self.transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self.transcript.load_counters(checkpoint.counters)
         self._seconds_before = checkpoint.counters["seconds"]
         self._largest_difference = checkpoint.counters["largest_difference"]
         self._term = int(checkpoint.counters["term"]) + 1
@@ -133,7 +134,7 @@ class RoundLoop:
         self._check_recovery()
         self._metrics = self._evaluate(self.main.training)
         if not self._rows:
-            self._rows.append({"round": 0, **self._metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self._rows.append(self._row(0.0 if self.reference else None))
             self.tell(Evaluated(0, self._metrics, 0.0 if self.reference else None))
             self._write_privacy()
         self._write_metrics()
@@ -151,14 +152,18 @@ class RoundLoop:
             self._difference = self._compare()
             if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
                 self._metrics = self._evaluate(self.main.training)
-                self._rows.append(
-                    {"round": self._next_round, **self._metrics, "difference_to_fedavg": self._difference}
-                )
+                self._rows.append(self._row(self._difference))
                 self.tell(Evaluated(self._next_round, self._metrics, self._difference))
                 self._write_metrics()
         except BilateralError:
             self._tell_incidents()
             raise
+
+    def _row(self, difference: float | None) -> dict[str, Any]:
+        """The model as it is now, beside FedSGD's if that is trained."""
+        reference = self._evaluate(self.reference.training) if self.reference is not None else {}
+        plain = {f"{REFERENCE_PREFIX}{name}": value for name, value in reference.items()}
+        return {"round": self._next_round, **self._metrics, "difference_to_fedavg": difference, **plain}
 
     def progress(self) -> RoundReport:
         rounds = self.plan.training.rounds
@@ -269,9 +274,7 @@ class RoundLoop:
     def state(self) -> Checkpoint:
         """After the rounds so far."""
         counters = {
-            "bytes_up": self.transcript.bytes_up,
-            "bytes_down": self.transcript.bytes_down,
-            "num_messages": self.transcript.num_messages,
+            **self.transcript.counters(),
             "seconds": self._seconds,
             "largest_difference": self._largest_difference,
             "term": self._term,
@@ -307,7 +310,15 @@ class RoundLoop:
             output=output,
             finished=self._is_last,
             recovery=self._recovery,
+            coverage=coverage(main.graph)
+            if self.plan.traits.hides_model and not self.plan.traits.expands_network
+            else None,
         )
+
+    def _coverage(self) -> Coverage | None:
+        """What clients are not sent as it is; nothing to say where they are sent another network, or none."""
+        traits = self.plan.traits
+        return coverage(self.main.training.graph) if traits.hides_model and not traits.expands_network else None
 
 
 def _digest(gradient: Tensor | None) -> str:

@@ -12,6 +12,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
+from bilateral.models.coverage import Coverage
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
@@ -78,6 +79,8 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    coverage: Coverage | None = None
+    """What perturbation hid of the model, parameter by parameter; None with any other protection."""
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -91,6 +94,8 @@ class RunResult:
             "seconds": round(self.seconds, 3),
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "traffic": self.transcript.traffic_rows(),
+            "coverage": self.coverage.as_dict() if self.coverage else None,
             "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
