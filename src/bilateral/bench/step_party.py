@@ -287,7 +287,8 @@ class ClientParty(StepParty):
         with self.clock.at(REST):
             encoded = encode_batch(self.terms, batch.inputs, batch.targets)
         walk = step(role, *encoded)
-        return (yield from self.clock.timed(role, walk) if is_timed else walk)
+        found: Tensor = yield from self.clock.timed(role, walk) if is_timed else walk
+        return found
 
     def obey(self, order: Message) -> Message:
         match order:
