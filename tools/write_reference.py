@@ -11,15 +11,15 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer.main
 from pydantic import BaseModel
 
 import bilateral
 from bilateral import errors
+from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app
 from bilateral.engine.plan import RunPlan
 from bilateral.protections.registry import own_sections
@@ -38,9 +38,8 @@ def write_reference(folder: Path) -> None:
 
 def commands() -> str:
     """Every command with its arguments, options and examples, as `--help` has them."""
-    group = typer.main.get_command(app)
     lines = ["# Commands", "", "Every command has `--help` with examples, and most have `--json`.", ""]
-    for name, command in _leaves(group, "bilateral"):
+    for name, command in _leaves(imported(app), "bilateral"):
         lines += [f"## {name}", ""]
         text = inspect.cleandoc(command.help or "")
         summary, _, examples = text.partition("Examples:")
@@ -54,13 +53,14 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _leaves(commands: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     """Commands that are no groups. Whose click they are of, typer's own or the library's, does not matter."""
-    inner: dict[str, Any] = getattr(command, "commands", {})
-    for one in sorted(inner):
-        yield from _leaves(inner[one], f"{name} {one}")
-    if not inner:
-        yield name, command
+    for name in sorted(commands):
+        inner: dict[str, Any] = getattr(commands[name], "commands", {})
+        if inner:
+            yield from _leaves(inner, f"{above} {name}")
+        else:
+            yield f"{above} {name}", commands[name]
 
 
 def _parameter(one: Any) -> str:

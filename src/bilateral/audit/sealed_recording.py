@@ -53,7 +53,7 @@ class SealedRecording:
     def terms(self) -> SealedTerms:
         own, network = self.recording, self.network
         counts = {name: len(share) for name, share in own.shares.items()}
-        size, loss = own.plan.training.batch_size, own.problem.loss
+        size, loss = own.plan.training.batch_size, own.problem.plain_loss
         return SealedTerms(network.circuit, loss, network.trains, size, counts)
 
     @cached_property

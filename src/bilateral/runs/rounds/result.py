@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,21 @@ class FailedRound:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What there is to tell after a round; metrics are of the last evaluation."""
+    """What there is to tell after a round."""
 
     round_index: int
     num_rounds: int
-    metrics: dict[str, float]
+    latest: dict[str, float]
+    """Metrics of the last evaluation, which may be some rounds ago."""
     difference_to_fedavg: float | None
     num_failed: int = 0
+    evaluated: int | None = None
+    """After how many rounds that was."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of an evaluation after this round; empty if there was none."""
+        return self.latest if self.evaluated == self.round_index else {}
 
     @property
     def num_done(self) -> int:
@@ -46,7 +54,7 @@ class RoundReport:
         return self.num_rounds
 
     def __str__(self) -> str:
-        metric, value = main_metric(self.metrics)
+        metric, value = main_metric(self.latest)
         difference = self.difference_to_fedavg
         failed = f"  {self.num_failed} failed" if self.num_failed else ""
         return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed
@@ -81,6 +89,13 @@ class RunResult:
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
     coverage: Coverage | None = None
     """What perturbation hid of the model, parameter by parameter; None with any other protection."""
+    best_round: int | None = None
+    """With validation data: `model` and `metrics` are of the model after so many rounds, which was best on them."""
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The plan's `evaluation.metrics` of each class on the server's test data."""
+    per_site: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of each site's samples in the server's test data, where these say whose they are."""
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -88,6 +103,10 @@ class RunResult:
             "metric": metric,
             "metric_value": value,
             "metrics": self.metrics,
+            "best_round": self.best_round,
+            "per_class": self.per_class,
+            "per_site": self.per_site,
+            "warnings": list(self.warnings),
             "metrics_of_fedavg": self.metrics_of_fedavg,
             "rounds": self.rounds,
             "finished": self.finished,
@@ -104,6 +123,7 @@ class RunResult:
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            "ladder": asdict(self.plan.rung) if self.plan.rung else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }
