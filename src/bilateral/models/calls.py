@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.no_dropout import NoDropout
 from bilateral.models.rules import function_rule
 from bilateral.models.spelled_out import SPELLED_OUT, drop_unused_weights
 
@@ -154,7 +155,7 @@ def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
     """Run module and record on the same two samples; refuse a difference, and backward passes of a user's own."""
     name = type(model).__name__
     module = set_training(copy.deepcopy(model), calls.kept_in_evaluation)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), NoDropout():
         expected = _run(name, module, inputs)
         for constant, value in calls.constants.items():
             setattr(module, constant, value)
@@ -174,7 +175,7 @@ def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
 
 
 def _run(name: str, module: nn.Module, inputs: Tensor) -> Tensor:
-    torch.manual_seed(1)  # dropout
+    torch.manual_seed(1)
     try:
         result = module(inputs.clone())
     except Exception as error:  # what a meta tensor passes and a real one does not
