@@ -23,6 +23,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.modes import kept_in_evaluation, set_training
 from bilateral.models.no_dropout import NoDropout
 from bilateral.models.rules import function_rule
@@ -149,6 +150,20 @@ class _Tracer(fx.Tracer):
         if kind == "call_method" and "hook" in str(target):
             raise _hooked(f"`{target}` (called in `forward`)", "hook on an activation")
         return super().create_proxy(kind, target, *args, **kwargs)
+
+
+def check_inputs(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    vocabulary: Tensor | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Two samples that the model takes: normal ones in its own precision, or integers of `dtype` within its tables."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return torch.randn(2, *input_shape, dtype=own, generator=generator)
+    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
 
 
 def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:

@@ -113,7 +113,7 @@ def compile_trainable(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"No parameter of {type(model).__name__} trains.", remedy="Set `requires_grad` of some.")
     recorded = calls.record(model)
-    calls.check_record(model, recorded, input_shape)
+    calls.check_record(model, recorded, calls.check_inputs(model, input_shape))
     compiler = _TrainingCompiler(model, input_shape, TRAINING_MODULE_RULES, TRAINING_FUNCTION_RULES)
     circuit = replace(compiler.compile(), value_bits=value_bits)
     circuit.expect_trainable()
