@@ -107,24 +107,25 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             f"{first['rounds']} rounds, {first['partitions']} partition(s), seed {first['seed']}"
         )
         table = Table(box=None, header_style="bold")
-        for column in (
-            "protection",
-            first["metric"],
-            "a round",
-            "rounds to FedSGD's",
-            "weights vs FedSGD",
-            "time",
-            "bytes",
-        ):
+        local = any(row["local_work"] != members[0]["local_work"] for row in members)
+        columns = ("a round", "as good after", "MB till then") if local else ("weights vs FedSGD",)
+        for column in ("protection", first["metric"], *columns, "time", "bytes"):
             table.add_column(column, justify="left" if column == "protection" else "right")
         for row in members:
             table.add_row(
                 spoken(row["protection"]),
                 f"{row['metric_value']:.4f}",
-                row["local_work"],
-                "-" if row["rounds_to_fedsgd"] is None else str(row["rounds_to_fedsgd"]),
-                f"{row['weights_relative_difference']:.1e}",
+                *(_local_cells(row) if local else (f"{row['weights_relative_difference']:.1e}",)),
                 f"{row['seconds_ratio']:.2f}x",
-                f"{row['bytes_ratio']:.2f}x ({row['megabytes']:.3g} MB)",
+                f"{row['bytes_ratio']:.2f}x",
             )
         out.print(table)
+        if local:
+            out.print("as good after: evaluated rounds until the metric was FedSGD's last one (evaluate_every)")
+
+
+def _local_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What a client does in a round, when it was as good as FedSGD in the end, and what has travelled by then."""
+    if row["rounds_to_fedsgd"] is None:
+        return row["local_work"], "not reached", f"{row['megabytes']:.3g}"
+    return row["local_work"], f"{row['rounds_to_fedsgd']} rounds", f"{row['megabytes_to_fedsgd']:.3g}"

@@ -23,11 +23,13 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
+    is_traced = isinstance(layout, ScaleGraph)
     vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
-    any_module = inputs.dtype == torch.int64 and not isinstance(layout, ScaleGraph)
-    if vocabulary is None and not inputs.is_floating_point() and not any_module:
+    takes_tokens = inputs.dtype == torch.int64 and not is_traced
+    if vocabulary is None and not inputs.is_floating_point() and not takes_tokens:
+        more = "" if is_traced else ", or int64 for numbers of tokens"
         raise DataError(
-            f"{client}: expected inputs in floating point, got {inputs.dtype}.",
+            f"{client}: expected inputs in floating point{more}, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",
         )
     if tuple(inputs.shape[1:]) != layout.input_shape:
@@ -37,7 +39,7 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         )
     if vocabulary is not None:
         check_integers(client, inputs, vocabulary)
-    if not bool(torch.isfinite(inputs).all()):
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         raise DataError(f"{client}: the inputs hold NaN or infinite values.", remedy="Clean or impute them.")
     if layout.statistics and len(inputs) < 2:
         raise DataError(
