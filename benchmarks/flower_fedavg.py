@@ -11,6 +11,7 @@ Bytes are those of the arrays that travel. Both sides run in turn, seed by seed,
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import statistics
 import sys
@@ -82,38 +83,37 @@ def train_one(model: nn.Module, seed: int, client: int, round_index: int) -> int
     model.train()
     for inputs, targets in loader:
         optimiser.zero_grad()
-        F.cross_entropy(model(inputs), targets).backward()
+        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
         optimiser.step()
     return len(share)
 
 
 def train_in_flower(seed: int, rounds: int) -> Outcome:
     """By Flower's FedAvg strategy in its simulation engine."""
-    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # noqa: PLC0415
-    from flwr.clientapp import ClientApp  # noqa: PLC0415
-    from flwr.serverapp import Grid, ServerApp  # noqa: PLC0415
-    from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
-    from flwr.simulation import run_simulation  # noqa: PLC0415
+    app, clientapp, serverapp, strategies, simulation = (
+        importlib.import_module(f"flwr.{name}")
+        for name in ("app", "clientapp", "serverapp", "serverapp.strategy", "simulation")
+    )
 
-    client_app, server_app = ClientApp(), ServerApp()
+    client_app, server_app = clientapp.ClientApp(), serverapp.ServerApp()
     found: dict[str, float] = {}
 
-    @client_app.train()
-    def train(message: Message, context: Context) -> Message:
+    @client_app.train()  # type: ignore[untyped-decorator]
+    def train(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)
         model = initial_model(plan_of(seed, 1, "fedavg"), federation_of(seed).problem)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         client, round_index = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
         count = train_one(model, seed, client, round_index)
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": count})}
-        return Message(content=RecordDict(content), reply_to=message)
+        content = {"arrays": app.ArrayRecord(model.state_dict()), "metrics": app.MetricRecord({"num-examples": count})}
+        return app.Message(content=app.RecordDict(content), reply_to=message)
 
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
+    @server_app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, context: Any) -> None:  # noqa: ARG001
         federation = federation_of(seed)
         model = initial_model(plan_of(seed, 1, "fedavg"), federation.problem)
-        arrays = ArrayRecord(model.state_dict())
-        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
+        arrays = app.ArrayRecord(model.state_dict())
+        strategy = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
         warm = strategy.start(grid, arrays, num_rounds=1)  # actors are up, and their modules imported
         assert warm.arrays is not None
         began = time.perf_counter()
@@ -126,7 +126,7 @@ def train_in_flower(seed: int, rounds: int) -> Outcome:
         found["bytes"] = float(sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()))
 
     backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, CLIENTS, backend_config=backend)
+    simulation.run_simulation(server_app, client_app, CLIENTS, backend_config=backend)
     traffic = found["bytes"] * CLIENTS * rounds / 1e6
     return Outcome(found["accuracy"], found["seconds"], traffic, traffic)
 

@@ -108,7 +108,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
         )
         table = Table(box=None, header_style="bold")
         local = any(row["local_work"] != members[0]["local_work"] for row in members)
-        columns = ("a round", "as good after", "MB till then") if local else ("weights vs FedSGD",)
+        columns = ("a round", "as good at", "MB") if local else ("weights vs FedSGD",)
         for column in ("protection", first["metric"], *columns, "time", "bytes"):
             table.add_column(column, justify="left" if column == "protection" else "right")
         for row in members:
@@ -121,11 +121,13 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             )
         out.print(table)
         if local:
-            out.print("as good after: evaluated rounds until the metric was FedSGD's last one (evaluate_every)")
+            out.print(
+                "as good at: the first evaluated round with FedSGD's last metric; MB: all that travelled till then"
+            )
 
 
 def _local_cells(row: dict[str, Any]) -> tuple[str, str, str]:
     """What a client does in a round, when it was as good as FedSGD in the end, and what has travelled by then."""
     if row["rounds_to_fedsgd"] is None:
-        return row["local_work"], "not reached", f"{row['megabytes']:.3g}"
-    return row["local_work"], f"{row['rounds_to_fedsgd']} rounds", f"{row['megabytes_to_fedsgd']:.3g}"
+        return row["local_work"], "never", f"{row['megabytes']:.3g}"
+    return row["local_work"], f"round {row['rounds_to_fedsgd']}", f"{row['megabytes_to_fedsgd']:.3g}"

@@ -23,11 +23,11 @@ def check_batch(client: str, inputs: Tensor, targets: Tensor, layout: ModelLayou
         raise DataError(f"{client}: the batch is empty.", remedy="Give the client data or leave it out.")
     if len(inputs) != len(targets):
         raise DataError(f"{client}: {len(inputs)} inputs but {len(targets)} targets.")
-    is_traced = isinstance(layout, ScaleGraph)
     vocabulary = layout.vocabulary if isinstance(layout, ScaleGraph) else None
-    takes_tokens = inputs.dtype == torch.int64 and not is_traced
-    if vocabulary is None and not inputs.is_floating_point() and not takes_tokens:
-        more = "" if is_traced else ", or int64 for numbers of tokens"
+    takes_tokens = vocabulary is not None or not isinstance(layout, ScaleGraph)
+    is_token = not inputs.is_floating_point() and (inputs.dtype == torch.int64 or vocabulary is not None)
+    if not inputs.is_floating_point() and not (is_token and takes_tokens):
+        more = ", or int64 for numbers of tokens" if takes_tokens else ""
         raise DataError(
             f"{client}: expected inputs in floating point{more}, got {inputs.dtype}.",
             remedy="Convert them, pixels for example with `inputs.float() / 255`.",

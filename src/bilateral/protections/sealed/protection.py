@@ -126,6 +126,11 @@ class Sealed(ModelProtection):
 
 
 def _sealed_network(model: nn.Module, graph: ScaleGraph) -> SealedNetwork:
+    if graph.vocabulary is not None:
+        raise UnsupportedLayerError(
+            "This network looks its inputs up in a table (nn.Embedding), which is not done on shares.",
+            remedy="Choose protection = 'perturbation', or 'masks'.",
+        )
     try:
         return SealedNetwork.of(model, graph, graph.input_shape)
     except UnsupportedLayerError as error:
