@@ -56,7 +56,7 @@ def test_a_difference_to_fedsgd_is_explained_where_it_is_printed_with_its_remedy
     plan = RunPlan().with_settings({**small, **settings})
     values = run(plan, save=False).as_dict()
     _print_result({**values, "difference_to_fedavg": 0.02}, plan)
-    large = capsys.readouterr().out
+    large = " ".join(capsys.readouterr().out.split())
     _print_result(values, plan)
     tiny = capsys.readouterr().out
     assert (said in large) if said else not any(words in large for words in ("eps", "float64"))
