@@ -43,8 +43,11 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from bilateral.protocols.perturb.settings import PerturbationSettings
     from bilateral.protocols.share.circuit.compiler import compile_model
     from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+    from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
+    from bilateral.report.tracking import MLflow, TensorBoard, WandB
     from bilateral.runs.hetero.in_process import run_hetero
     from bilateral.runs.hetero.plan import HeteroPlan
+    from bilateral.runs.rounds.callbacks import Callback
     from bilateral.runs.rounds.compare import compare
     from bilateral.runs.rounds.export import export_run, load_exported
     from bilateral.runs.rounds.in_process import run
@@ -54,10 +57,12 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
 _FROM = {
     "AuditResult": "audit.auditor",
     "BilateralError": "errors",
+    "Callback": "runs.rounds.callbacks",
     "Dataset": "data",
     "HeteroPlan": "runs.hetero.plan",
     "Identity": "protocols.mask.keys",
     "KeyRing": "protocols.mask.keys",
+    "MLflow": "report.tracking",
     "MaskClient": "protocols.mask.client",
     "MaskServer": "protocols.mask.server",
     "MaskSettings": "protocols.mask.settings",
@@ -66,10 +71,15 @@ _FROM = {
     "PerturbationSettings": "protocols.perturb.settings",
     "PredictionClient": "protocols.share.prediction.parties",
     "PredictionServer": "protocols.share.prediction.parties",
+    "Randomness": "randomness",
     "RunPlan": "engine.plan",
     "RunResult": "runs.rounds.result",
     "ScaleGraph": "models.scale_graph",
+    "SecureRandomness": "randomness",
+    "SeededRandomness": "randomness",
     "Split": "data",
+    "TensorBoard": "report.tracking",
+    "WandB": "report.tracking",
     "aggregate": "protocols.messages",
     "audit_plan": "audit.auditor:audit",
     "build_model": "models.zoo",
@@ -91,10 +101,12 @@ _FROM = {
 __all__ = [
     "AuditResult",
     "BilateralError",
+    "Callback",
     "Dataset",
     "HeteroPlan",
     "Identity",
     "KeyRing",
+    "MLflow",
     "MaskClient",
     "MaskServer",
     "MaskSettings",
@@ -103,10 +115,15 @@ __all__ = [
     "PerturbationSettings",
     "PredictionClient",
     "PredictionServer",
+    "Randomness",
     "RunPlan",
     "RunResult",
     "ScaleGraph",
+    "SecureRandomness",
+    "SeededRandomness",
     "Split",
+    "TensorBoard",
+    "WandB",
     "aggregate",
     "audit_plan",
     "build_model",

@@ -59,7 +59,7 @@ def test_settings_are_listed_only_for_an_unknown_one_and_only_those_of_its_secti
         RunPlan().with_settings({"aggregation.zzz": 3})
     assert str(caught.value) == (
         "Settings: `aggregation.zzz` is not a setting. "
-        "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale."
+        "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale, width, resolution."
     )
 
 

@@ -14,9 +14,9 @@ from bilateral.protections.traits import Traits
 
 P2 = {"hides_model": True, "model_line": 1, "upload_line": 3, "adds_noise": True, "needs_sample_counts": True}
 EXPECTED = {
-    ("fedavg", "none"): Traits(),
+    ("fedavg", "none"): Traits(needs_trace=False),
     ("perturbation", "none"): Traits(hides_model=True, model_line=1, upload_line=3, default_masks="ring"),
-    ("masks", "none"): Traits(default_masks="ring"),
+    ("masks", "none"): Traits(needs_trace=False, default_masks="ring"),
     ("sealed", "none"): Traits(
         computes_on_shares=True,
         model_line=17,
@@ -26,6 +26,7 @@ EXPECTED = {
         replies_in_a_round=24,
     ),
     ("fedavg", "sound"): Traits(
+        needs_trace=False,
         default_masks="ring",
         adds_noise=True,
         spends_budget=True,

@@ -19,9 +19,15 @@ class LazyCommands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the words name, itself and not its line of help."""
         name, listed, rest = super().resolve_command(ctx, args)
-        if name is None or listed is None:
+        if name is None or listed is None or listed.callback is None:
             return name, listed, rest
         return name, _loaded(name, listed.callback()), rest
+
+
+def imported(app: typer.Typer) -> dict[str, Any]:
+    """Every command itself, by name, with its own options: for tests and for the reference pages."""
+    listed: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {name: _loaded(name, one.callback()) for name, one in listed.items()}
 
 
 def add_lazily(app: typer.Typer, name: str, module: str, line: str) -> None:

@@ -29,14 +29,20 @@ _COMMANDS = {
     "audit": "Attack a plan from the place of each of its parties, and say which of its claims were not broken.",
     "leakage-page": "Write the page on what leaks, from stored audits: what the papers claim, what attackers got, what "
     "closes it.",
+    "report": "Write the page of a run: one HTML file that needs no network and no scripts.",
     "watch": "Watch a run: progress, metrics, which site is in, which was missed and why.",
     "deploy": "Write what the operators of a plan's parties need: start-up kits with certificates, identities and "
     "settings.",
     "submit": "Run a plan on a deployment and look after it: a new term begins when a site or the server comes back.",
     "sites": "List the sites that are connected to a deployment's server, one a line.",
     "ladder": "Which protections there are, from none to both directions: who sees what, and at what cost.",
+    "new": "Make a small project: a network, data, a plan, a script and a test. It runs at once, without a network.",
+    "explain": "Say in plain words what a plan hides from whom, what it does not, and what it costs, before anything "
+    "runs.",
+    "doctor": "Look at this machine: versions, processor, kernels, memory, data, NVIDIA FLARE, space; and say what to "
+    "do.",
     "compare": "FedSGD and the protections side by side, on the same batches.",
-    "inspect": "What perturbation hides of a model, parameter by parameter.",
+    "inspect": "Which protections take a model, and what perturbation hides of it, parameter by parameter.",
     "privacy": "Print what a plan spends, or solve for the noise that meets a budget. Nothing is trained.",
     "export": "Write a run's model for inference: exact predictions, scaled and permuted parameters.",
     "predict": "Predict with an exported model and report how good it is.",
