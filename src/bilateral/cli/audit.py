@@ -36,6 +36,7 @@ from bilateral.cli.options import (
     named_in,
     parse_setting,
     resumed,
+    with_sound_defaults,
 )
 from bilateral.engine.kind import kind_of_plan
 from bilateral.engine.named_code import check_named, code_of
@@ -156,7 +157,8 @@ def audit_command(
     elif hetero:
         chosen = _hetero_plan(plan, named, settings)
     else:
-        chosen = build_plan(plan, {**named, **budget(plan, mechanism=mechanism, epsilon=epsilon)}, settings)
+        asked = {**named, **budget(plan, mechanism=mechanism, epsilon=epsilon)}
+        chosen = build_plan(plan, with_sound_defaults(plan, asked, settings), settings)
     if list_experiments:
         _list(chosen, json=json)
         return

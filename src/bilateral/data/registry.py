@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from bilateral.data.dataset import Dataset, validate
+from bilateral.data.digit_pairs import load_digit_pairs
 from bilateral.data.embedded import load_breast_cancer, load_diabetes, load_digits, load_wine
 from bilateral.data.hugging_face import load_hugging_face
 from bilateral.data.image_folder import load_image_folder
@@ -33,6 +34,7 @@ GIVEN: Final = "given"
 
 _LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "digits": load_digits,
+    "digit-pairs": load_digit_pairs,
     "breast-cancer": load_breast_cancer,
     "diabetes": load_diabetes,
     "wine": load_wine,

@@ -182,6 +182,20 @@ def _held_out(plan: RunPlan, test: Split) -> tuple[Split, Split | None]:
     return test.part(order[~chosen].sort().values), test.part(order[chosen].sort().values)
 
 
+def _kept_back(plan: RunPlan, name: str, own: Split) -> tuple[Split, Split | None]:
+    """A site's samples without those that it measures on, and these."""
+    count = round(plan.evaluation.site_holdout * len(own))
+    if not plan.evaluation.site_holdout:
+        return own, None
+    if not 0 < count < len(own):
+        raise DataError(
+            f"{name} has {len(own)} samples, too few to keep {plan.evaluation.site_holdout:g} of them back.",
+            remedy="Lower evaluation.site_holdout, or give the site more data.",
+        )
+    order = SeededRandomness(plan.seed, "site holdout", name).permutation(len(own))
+    return own.part(order[count:].sort().values), _working(plan, own.part(order[:count].sort().values))
+
+
 def _working(plan: RunPlan, split: Split) -> Split:
     """In the plan's precision, and with its workers where samples are loaded when they are needed."""
     cast = split.cast(_dtype(plan))
@@ -208,7 +222,9 @@ def _dealt(plan: RunPlan, dataset: Dataset) -> list[ClientShare]:
 def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | None) -> Share:
     """A client's samples with targets as the loss wants them, in the plan's precision."""
     own = dataset.train if dealt is None else dataset.train.part(dealt.indices)
+    own, held = _kept_back(plan, name, own)
     kind: dict[str, Any] = {
+        "held": held,
         "task": dataset.task,
         "num_outputs": dataset.num_outputs,
         "class_names": tuple(dataset.class_names),

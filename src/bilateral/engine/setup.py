@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +31,7 @@ from bilateral.learning.local_steps import ChangeTaker
 from bilateral.learning.optimiser import Optimiser, ServerOptimiser
 from bilateral.learning.problem import Problem, Share, unlike
 from bilateral.learning.secrets import Secrets
+from bilateral.learning.site_metrics import SiteMetrics
 from bilateral.learning.training import Training
 from bilateral.models.builder import NormInputs
 from bilateral.models.layout import ModelLayout, adopt_what_stays
@@ -39,6 +43,7 @@ from bilateral.protections.registry import NO_NOISE
 from bilateral.protections.sides import Seat
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.messages import RoundModel
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
@@ -73,6 +78,11 @@ class Blueprint:
             raise unlike([(name, differences) for name, differences in found.items() if differences])
         for name, share in federation.shares.items():
             _refuse_batch_of_one(name, plan, len(share), layout)
+        if plan.evaluation.site_holdout and (plan.traits.hides_model or plan.traits.computes_on_shares):
+            raise PlanError(
+                "evaluation.site_holdout: sites are not sent the model as it is in this plan, and cannot measure it.",
+                remedy="Leave it out, or use protection = 'masks' or 'fedsgd'.",
+            )
         if plan.named_dealer in (SERVER, *federation.names):
             raise PlanError(
                 f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
@@ -117,6 +127,7 @@ class Blueprint:
             stack.guarantee,
             stack.privacy,
             stack.check,
+            counts_classes=self.federation.problem.objective.balanced,
             take_statistics=replace_running_statistics
             if self.plan.training.takes_local_steps
             else update_running_statistics,
@@ -136,6 +147,7 @@ class Blueprint:
         reordering: int = 0,
         counter: RoundCounter | None = None,
         workspace: Workspace | None = None,
+        note: Callable[[dict[str, Any]], None] | None = None,
     ) -> TrainingClient:
         """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise).
 
@@ -148,7 +160,9 @@ class Blueprint:
                 check_batch(name, part.inputs, part.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
-        parts = stack.make_client(Seat(name, len(data), counter, workspace))
+        parts = replace(
+            stack.make_client(Seat(name, len(data), counter, workspace)), shares_process=workspace is not None
+        )
         return TrainingClient(
             parts.half,
             data,
@@ -158,16 +172,41 @@ class Blueprint:
             weight=stack.weight,
             augment=plan.training.augment,
             reordering=reordering,
+            look=self._look(data, note),
         )
+
+    def _look(self, data: Share, note: Callable[[dict[str, Any]], None] | None) -> Callable[[RoundModel], None] | None:
+        """What a site does with models besides training, if it keeps samples back for that."""
+        if data.held is None or note is None:
+            return None
+        problem, plan = self.federation.problem, self.plan
+        objective, every = problem.objective, plan.training.evaluate_every
+        metrics = SiteMetrics(self._model, self.layout, data.held, objective, plan.evaluation.measures, every, note)
+        return metrics.look
 
     def helper(self, name: str) -> Party:
         """A party without data that this plan needs."""
         return self._stack.helpers[name](self._secrets.key_ring(name))
 
-    def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
-        """All clients whose data are here, and whom they need, as a transport."""
+    def local_exchange(
+        self,
+        record: Record,
+        dropouts: Dropouts | None = None,
+        *,
+        reordering: int = 0,
+        note: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> LocalExchange:
+        """All clients whose data are here, and whom they need, as a transport. `note`: what each finds for itself."""
         shared = Workspace()  # one step at a time: one set of weights will do
-        clients = {name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares}
+        clients = {
+            name: self.client(
+                name,
+                reordering=reordering,
+                workspace=shared,
+                note=None if note is None else partial(note, name),
+            )
+            for name in self.federation.shares
+        }
         return LocalExchange(clients, record, dropouts, {name: self.helper(name) for name in self._stack.helpers})
 
     def _share(self, name: str) -> Share:

@@ -69,6 +69,7 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: M
         layout.num_statistics,
         plan.training.takes_local_steps,
         plan.noise.unit,
+        chosen.model.asks(plan, objective.name),
         tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)
@@ -112,7 +113,7 @@ def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
 
 
 def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
-    settings, secrets = around.mask_settings, around.secrets
+    settings, secrets = sides.mask_settings(around.mask_settings), around.secrets
 
     def make_aggregation() -> Aggregation:
         run_id = secrets.run_id
@@ -131,6 +132,7 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
             words=sides.words,
+            keeps_on_disk=parts.shares_process,
         )
         return MaskUploader(masks, ring, parts.set_norm, parts.opened, parts.agreed)
 

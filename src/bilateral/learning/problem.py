@@ -32,6 +32,8 @@ class Share(Split):
     num_outputs: int = field(kw_only=True)
     class_names: tuple[str, ...] = field(kw_only=True, default=())
     columns: tuple[str, ...] = field(kw_only=True, default=())
+    held: Split | None = field(kw_only=True, default=None, repr=False)
+    """What the site keeps back to measure on; none of it is trained on."""
 
     @property
     def schema(self) -> Schema:
@@ -51,8 +53,10 @@ class LazyShare(Share):
         num_outputs: int,
         class_names: tuple[str, ...] = (),
         columns: tuple[str, ...] = (),
+        held: Split | None = None,
     ) -> None:
-        given = {"task": task, "num_outputs": num_outputs, "class_names": class_names, "columns": columns}
+        names = {"class_names": class_names, "columns": columns}
+        given = {"task": task, "num_outputs": num_outputs, "held": held, **names}
         for name, value in {"own": own, "objective": objective, **given}.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "sites", own.sites)

@@ -16,6 +16,7 @@ from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import Optimiser
 from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import evaluating
+from bilateral.protocols.class_balance import ClassTotals, CountClasses, totals_of
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
@@ -43,6 +44,9 @@ class Training:
     privacy: PrivacyReport | None = None
     check: GradientCheck | None = None
     """Before the first round."""
+    counts_classes: bool = False
+    """The loss has weights that follow from how often classes are there: the first round counts them."""
+    class_totals: Tensor | None = None
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum; with local steps, the mean change."""
     take_statistics: TakeStatistics = update_running_statistics
@@ -71,11 +75,15 @@ class Training:
         5. the server recovers the gradient from the sum and takes a step
         """
         opened = self._prepared(round_index, self.aggregation.open(round_index, participants, exchange), exchange)
-        model = self.server.start_round(round_index)
-        packets = {name: (*before, model) for name, before in opened.items()}
+        counting = self.is_to_count
+        model, beside = self._round_model(round_index)
+        packets = {name: (*before, *beside, model) for name, before in opened.items()}
         replies = exchange(round_index, packets, partial(self._answer, round_index))
         answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question | Unanswered)}
-        total = self.aggregation.close(round_index, answered, exchange, (model,))
+        total = self.aggregation.close(round_index, answered, exchange, (*beside, model))
+        if counting:
+            self.class_totals, self.last_gradient = totals_of(total.terms, self.layout.num_outputs), None
+            return total.contributors
         update, contributors = self.server.recover(total), total.contributors
         del total, model, packets, replies, answered  # each as large as the model, or larger
         if not bool(torch.isfinite(update.gradient).all()):
@@ -92,6 +100,18 @@ class Training:
                 remedy="Lower the learning rate and start anew.",
             )
         return contributors
+
+    @property
+    def is_to_count(self) -> bool:
+        """Whether the next round counts classes, and trains nothing."""
+        return self.counts_classes and self.class_totals is None
+
+    def _round_model(self, round_index: int) -> tuple[Message, Packet]:
+        """What clients train on, and what they are told beside it."""
+        if self.is_to_count:
+            return CountClasses(round_index, torch.zeros(0)), ()
+        model = self.server.start_round(round_index)
+        return model, (() if self.class_totals is None else (ClassTotals(round_index, self.class_totals),))
 
     def _prepared(self, round_index: int, opened: dict[str, Packet], exchange: Exchange) -> dict[str, Packet]:
         """What precedes the model, for each client that is still there."""

@@ -51,6 +51,8 @@ class Mix:
     local_steps: bool = False
     unit: str = "sample"
     """What noise protects, if there is any."""
+    asks: bool = False
+    """Whether clients ask the server something in the middle of a round."""
     batch_norms: tuple[str, ...] = ()
     """Layers whose batch statistics are uploaded."""
 

@@ -93,19 +93,19 @@ class FedAvgClient:
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
         self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace)
-        self._layout = layout
-        self._objective = as_objective(loss)
+        self.layout = layout
+        self.objective = as_objective(loss)
         self._samples = SampleGradients(self._model) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
+        message.expect_shape("the server", "parameters", (self.layout.num_parameters,))
         if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
-            check_batch(self.name, inputs, targets, self._layout, self._objective)
+            check_batch(self.name, inputs, targets, self.layout, self.objective)
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
         outputs = self._model.run(self.name, message.round_index, inputs)
-        lost = self._objective.of_batch(outputs, targets)
+        lost = self.objective.of_batch(outputs, targets)
         terms = self._model.upload_rows(1, lost.dtype)
         FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
         if self.clip is None:
@@ -116,7 +116,7 @@ class FedAvgClient:
         self, samples: SampleGradients, round_index: int, inputs: Tensor, targets: Tensor
     ) -> Upload:
         assert self.clip is not None
-        clipped = clip_samples(samples.chunks(inputs, targets, self._objective), samples.shape, self.clip)
+        clipped = clip_samples(samples.chunks(inputs, targets, self.objective), samples.shape, self.clip)
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:

@@ -97,8 +97,8 @@ class LocalStepsClient:
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
         self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace, keeps_history=True)
-        self._layout = layout
-        self._objective = objective
+        self.layout = layout
+        self.objective = objective
         self._settings = settings
 
     def train(self, message: LocalRound, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
@@ -107,10 +107,10 @@ class LocalStepsClient:
 
     def train_locally(self, message: LocalRound, batches: Iterable[tuple[Tensor, Tensor]], weight: int) -> Upload:
         """A step on each batch in turn; the upload is `before - after`."""
-        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
-        message.expect_shape("the server", "statistics", (self._layout.num_statistics,))
+        message.expect_shape("the server", "parameters", (self.layout.num_parameters,))
+        message.expect_shape("the server", "statistics", (self.layout.num_statistics,))
         self._model.load(message.parameters)
-        replace_running_statistics(self._model.module, self._layout, message.statistics)
+        replace_running_statistics(self._model.module, self.layout, message.statistics)
         self._take_steps(message.round_index, batches)
         terms = self._model.upload_rows(1, self._model.dtype)
         with torch.no_grad():
@@ -126,10 +126,10 @@ class LocalStepsClient:
         optimiser = self._settings.make_optimiser(trained, round_index)
         for inputs, targets in batches:
             if self.clip is None:  # else an error would be an answer: what is not finite counts as no change
-                check_batch(self.name, inputs, targets, self._layout, self._objective)
+                check_batch(self.name, inputs, targets, self.layout, self.objective)
             outputs = self._model.run(self.name, round_index, inputs, check=self.clip is None)
             optimiser.zero_grad(set_to_none=True)
-            self._objective.of_batch(outputs, targets).backward()  # type: ignore[no-untyped-call]
+            self.objective.of_batch(outputs, targets).backward()  # type: ignore[no-untyped-call]
             for p, origin in zip(trained, start, strict=False):
                 if p.grad is not None:
                     p.grad.add_(p.detach() - origin, alpha=self._settings.proximal)
@@ -137,8 +137,8 @@ class LocalStepsClient:
         optimiser.zero_grad(set_to_none=True)
 
     def _places(self, parameters: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        before = self._layout.unflatten(parameters.to(self._model.dtype))
-        for place, after in zip(self._layout.parameters, self._model.parameters, strict=True):
+        before = self.layout.unflatten(parameters.to(self._model.dtype))
+        for place, after in zip(self.layout.parameters, self._model.parameters, strict=True):
             yield place.slice, before[place.name], after.detach()
 
     def receive(self, message: Message) -> Upload:

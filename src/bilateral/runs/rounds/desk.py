@@ -129,11 +129,19 @@ class SiteDesk(SiteEdge):
         secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
         blueprints = make_blueprints(plans, federation, secrets)
         if self._has_data:
-            self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
+            notes = (self._note, None)  # of the run's own model, not of the yardstick's
+            self._clients = [
+                blueprint.client(self.name, counter=self._counter, note=note)
+                for blueprint, note in zip(blueprints, notes, strict=False)
+            ]
         else:
             self._clients = [blueprints[0].helper(self.name)]
         log.info("%s takes part in term %d", self.name, briefing.term)
         return card
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Of models on samples that are kept back here: for this site's log, and nobody else."""
+        log.info("%s measured: %s", self.name, ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
     def _num_told(self, share: Share | None) -> int:
         return len(share) if share is not None and needs_sample_counts(self._plan) else 0

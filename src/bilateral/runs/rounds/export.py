@@ -100,6 +100,7 @@ def trained_network(
     command: Sequence[str],
     *,
     data_dir: str | Path | None = None,
+    data_settings: Mapping[str, Any] | None = None,
     model: str | None = None,
     data: str | None = None,
     loss: str | None = None,
@@ -107,7 +108,7 @@ def trained_network(
     """Of a run of any protection; one without a single round that succeeded is refused.
 
     `model`, `data`, `loss`: a user's own functions, named again for this; `command` is what a refusal tells to name
-    them with.
+    them with. `data_settings`: loader options of this machine.
     """
     directory, plan = RunDirectory.open(run_directory, load_plan)
     check_named(directory.path, plan, (model, data, loss), command)
@@ -118,7 +119,7 @@ def trained_network(
             remedy="Put the run's own plan.toml back.",
         )
     _check_trained(checkpoint, directory.path)
-    view = load_server_view(plan, None if data_dir is None else Path(data_dir))
+    view = load_server_view(plan, None if data_dir is None else Path(data_dir), data_settings)
     network = initial_model(plan, view.problem)
     layout, graph = layout_of(plan, network, view.problem), _export_graph(plan, network, view.problem)
     trained = name_of(checked_mix(plan, view.problem.objective, len(view.members), layout))
@@ -235,6 +236,12 @@ def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"There is no exported model at {path}.", remedy="Make one with `bilateral export`.")
+    if path.suffix in (".onnx", ".pt2"):
+        reader = "onnxruntime" if path.suffix == ".onnx" else "torch.export.load"
+        raise CheckpointError(
+            f"{path} is for other programs ({reader}); it is not read here.",
+            remedy="Export the run once more, with --output model.safetensors.",
+        )
     try:
         file = read_tensor_file(path)
         card = parse_card(file.text("bilateral"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bilateral.errors import PlanError
 from bilateral.learning.exchange import Dropouts
 from bilateral.protocols.messages import Message
 from bilateral.randomness import SeededRandomness
+from bilateral.runs.rounds.callbacks import Callback, Callbacks
 from bilateral.runs.rounds.given import given_federation, network_of, plan_for
 from bilateral.runs.rounds.loop import Lane, RoundLoop
 from bilateral.runs.rounds.result import RoundReport, RunResult
@@ -42,6 +44,7 @@ def run(
     save: bool = True,
     keep_messages: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Train as the plan says, by default as `RunPlan()`.
@@ -54,6 +57,7 @@ def run(
     the plan adds sound noise (which draws its own). By default it does so except with sound noise: a model without
     noise has no place in the directory of a private run.
     `save` keeps plan, metrics, events and checkpoints in `output`; `resume` goes on from the checkpoint there.
+    `callbacks` are told of the run's start, of every round (as `on_round` is) and of its end: see `Callback`.
     `should_stop` is asked after every round; a stopped run leaves a checkpoint.
     """
     if data is None and (test is not None or options):
@@ -83,12 +87,21 @@ def run(
         IN_PROCESS,
         directory,
         every=plan.training.checkpoint_every,
-        on_step=on_round or (lambda _: None),
+        on_step=partial(_tell, (on_round, *(one.on_round for one in callbacks))),
         should_stop=should_stop or (lambda: False),
     )
+    told = Callbacks(tuple(callbacks))
     with term.held():
+        told.on_start(plan, None if directory is None else directory.path)
         result: RunResult = term.drive(loop, checkpoint)
+        told.on_end(result)
     return result
+
+
+def _tell(those: Sequence[Callable[[RoundReport], None] | None], report: RoundReport) -> None:
+    for one in those:
+        if one is not None:
+            one(report)
 
 
 def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_messages: bool = False) -> RoundLoop:
@@ -101,21 +114,27 @@ def loop_of(plan: RunPlan, federation: Federation, reference: bool, *, keep_mess
     bare = reference_plan(plan)
     main, *others = make_blueprints([plan, bare] if reference and plan != bare else [plan], federation)
     transcript = Transcript(keep_messages)
+
+    def note(site: str, row: dict[str, Any]) -> None:
+        if loop.directory is not None:
+            loop.directory.note_of_site(site, row)
+
     rate = plan.federation.dropout
     draws, replies = SeededRandomness(plan.seed, "dropouts"), plan.traits.replies_in_a_round
     dropouts = Dropouts(rate, draws, replies) if rate else None
-    return RoundLoop(
+    loop = RoundLoop(
         plan,
         federation.names,
         federation.test_data,
         federation.problem.objective,
-        Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
+        Lane(main.server(), main.local_exchange(transcript.record, dropouts, note=note)),
         Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
         None,
         transcript,
         validation=federation.validation,
         class_names=federation.problem.class_names,
     )
+    return loop
 
 
 def has_reference(checkpoint: Checkpoint) -> bool:

@@ -36,6 +36,8 @@ from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import Measured, Predict, measure
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, predict_with, relative_difference
+from bilateral.models.coverage import Coverage, coverage
+from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.best import BestModel
@@ -44,6 +46,8 @@ from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
+REFERENCE_PREFIX = "fedsgd_"
+"""Of metrics in `metrics.csv` that are FedSGD's, trained beside the run."""
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
 
@@ -121,9 +125,7 @@ class RoundLoop:
         restore(self._trainings, checkpoint, path)
         self._next_round = checkpoint.next_round
         self._rows = list(checkpoint.rows)
-        self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
-        self.transcript.bytes_down = int(checkpoint.counters["bytes_down"])
-        self.transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self.transcript.load_counters(checkpoint.counters)
         self._seconds_before = checkpoint.counters["seconds"]
         self._largest_difference = checkpoint.counters["largest_difference"]
         self._term = int(checkpoint.counters["term"]) + 1
@@ -141,7 +143,7 @@ class RoundLoop:
         self._check_recovery()
         self._metrics = self._measure()
         if not self._rows:
-            self._rows.append({"round": 0, **self._metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self._rows.append(self._row(0.0 if self.reference else None))
             self.tell(Evaluated(0, self._metrics, 0.0 if self.reference else None))
             self._write_privacy()
         self._write_metrics()
@@ -159,19 +161,26 @@ class RoundLoop:
             self._difference = self._compare()
             if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
                 self._metrics = self._measure()
-                self._rows.append(
-                    {"round": self._next_round, **self._metrics, "difference_to_fedavg": self._difference}
-                )
+                self._rows.append(self._row(self._difference))
                 self.tell(Evaluated(self._next_round, self._metrics, self._difference))
                 self._write_metrics()
         except BilateralError:
             self._tell_incidents()
             raise
 
+    def _row(self, difference: float | None) -> dict[str, Any]:
+        """The model as it is now, beside FedSGD's if that is trained."""
+        reference = self._evaluate(self.reference.training) if self.reference is not None else {}
+        plain = {f"{REFERENCE_PREFIX}{name}": value for name, value in reference.items()}
+        return {"round": self._next_round, **self._metrics, "difference_to_fedavg": difference, **plain}
+
     def progress(self) -> RoundReport:
         rounds = self._next_round if self._is_last else self.plan.training.rounds
         told = yardstick_of(self.plan)
-        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed), told)
+        evaluated = self._rows[-1]["round"] if self._rows else None
+        return RoundReport(
+            self._next_round, rounds, self._metrics, self._difference, len(self._failed), evaluated, told
+        )
 
     def close(self) -> None:
         self.on_close()
@@ -204,6 +213,8 @@ class RoundLoop:
 
     def _advance(self, round_index: int) -> None:
         invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
+        if self.main.training.is_to_count:
+            invited = tuple(self.names)
         outsiders = self.main.training.aggregation.outsiders()
         present = self.gather(round_index, [name for name in invited if name not in outsiders])
         started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
@@ -293,9 +304,7 @@ class RoundLoop:
     def state(self) -> Checkpoint:
         """After the rounds so far."""
         counters = {
-            "bytes_up": self.transcript.bytes_up,
-            "bytes_down": self.transcript.bytes_down,
-            "num_messages": self.transcript.num_messages,
+            **self.transcript.counters(),
             "seconds": self._seconds,
             "largest_difference": self._largest_difference,
             "term": self._term,
@@ -339,7 +348,15 @@ class RoundLoop:
             per_class=measured.per_class(self.class_names),
             per_site=measured.per_site() if self.plan.evaluation.metrics else {},
             warnings=tuple(self._warnings(measured)),
+            coverage=self._coverage(),
         )
+
+    def _coverage(self) -> Coverage | None:
+        """What clients are not sent as it is; nothing to say where they are sent another network, or none."""
+        traits, layout = self.plan.traits, self.main.training.layout
+        if not isinstance(layout, ScaleGraph) or not traits.hides_model or traits.expands_network:
+            return None
+        return coverage(layout)
 
     def _warnings(self, measured: Measured) -> Iterator[str]:
         only = measured.only_prediction()

@@ -12,6 +12,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
+from bilateral.models.coverage import Coverage
 from bilateral.protections.registry import LOCAL_STEPS, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
@@ -36,14 +37,22 @@ class FailedRound:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What there is to tell after a round; metrics are of the last evaluation."""
+    """What there is to tell after a round."""
 
     round_index: int
     num_rounds: int
-    metrics: dict[str, float]
+    latest: dict[str, float]
+    """Metrics of the last evaluation, which may be some rounds ago."""
     difference_to_fedavg: float | None
     num_failed: int = 0
+    evaluated: int | None = None
+    """After how many rounds that was."""
     yardstick: str = FEDSGD
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of an evaluation after this round; empty if there was none."""
+        return self.latest if self.evaluated == self.round_index else {}
 
     @property
     def num_done(self) -> int:
@@ -54,7 +63,7 @@ class RoundReport:
         return self.num_rounds
 
     def __str__(self) -> str:
-        metric, value = main_metric(self.metrics)
+        metric, value = main_metric(self.latest)
         difference = self.difference_to_fedavg
         failed = f"  {self.num_failed} failed" if self.num_failed else ""
         return (
@@ -91,6 +100,8 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    coverage: Coverage | None = None
+    """What perturbation hid of the model, parameter by parameter; None with any other protection."""
     best_round: int | None = None
     """With validation data: `model` and `metrics` are of the model after so many rounds, which was best on them."""
     per_class: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -116,6 +127,8 @@ class RunResult:
             "seconds": round(self.seconds, 3),
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "traffic": self.transcript.traffic_rows(),
+            "coverage": self.coverage.as_dict() if self.coverage else None,
             "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
@@ -124,6 +137,7 @@ class RunResult:
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            "ladder": asdict(self.plan.rung) if self.plan.rung else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.audit.chance import each_holds, none_is_broken
 from tests.audit.shared_samples import asked
 
 from bilateral.audit.effort import EFFORTS
@@ -51,6 +52,20 @@ def setting():
     return replace(made, effort=replace(made.effort, examples=12, trials=20))
 
 
+def at(seed, setting):
+    """The same parties and networks; keys, attackers and worlds are others."""
+    return replace(setting, randomness=SeededRandomness(3, "weak sealing", seed))
+
+
+def by_row(evidence):
+    return {(one.tests, one.adversary, one.attack, one.adaptive): judge(one) for one in evidence}
+
+
+def some_adaptive(rows):
+    """One that holds if there is any."""
+    return max((found for (*_, adaptive), found in rows.items() if adaptive), key=lambda one: one.verdict == "holds")
+
+
 def broken(evidence):
     return {one.tests for one in evidence if judge(one).verdict == "broken"}
 
@@ -64,7 +79,7 @@ def weakened(change_r=unchanged, change_own=unchanged):
 
     The dealer draws with them, by the same functions.
     """
-    real_first, real_second = sealed._drawn_by_first, sealed._drawn_by_second
+    real_first, real_second = sealed._drawn_whole, sealed._drawn_own
 
     def first(stream, width):
         r, dealt, own, selection = real_first(stream, width)
@@ -74,7 +89,7 @@ def weakened(change_r=unchanged, change_own=unchanged):
         r, own = real_second(stream, width)
         return change_r(r), change_own(own)
 
-    return [(sealed, "_drawn_by_first", first), (sealed, "_drawn_by_second", second)]
+    return [(sealed, "_drawn_whole", first), (sealed, "_drawn_own", second)]
 
 
 def always_the_same(drawn):
@@ -117,12 +132,12 @@ def test_weak_sealing_shows_activations_to_both_computing_parties(setting, monke
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
     assert answers_are_right()
-    assert broken(hiding_experiment(setting, quiet)) == {SERVER, ANSWERER}
+    assert broken(hiding_experiment(setting, quiet)) >= {SERVER, ANSWERER}
 
 
 def beta_of_r():
     """Beta is bit 32 of r, and all else is uniform to the server: the first party alone draws the low bits of r."""
-    real_first, real_second = sealed._drawn_by_first, sealed._drawn_by_second
+    real_first, real_second = sealed._drawn_whole, sealed._drawn_own
 
     def first(stream, width):
         r, dealt, own, selection = real_first(stream, width)
@@ -134,7 +149,7 @@ def beta_of_r():
         r, own = real_second(stream, width)
         return r & ~((1 << (width.sign_bit + 1)) - 1), no_beta(own)
 
-    return [(sealed, "_drawn_by_first", first), (sealed, "_drawn_by_second", second)]
+    return [(sealed, "_drawn_whole", first), (sealed, "_drawn_own", second)]
 
 
 def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypatch):
@@ -146,10 +161,12 @@ def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypa
 
 
 def test_right_sealing_does_not(setting):
-    """In 20 trials a game may look suspicious by chance; then nothing is concluded from that row."""
-    found = [judge(one) for one in hiding_experiment(setting, quiet)]
-    assert not [one.reason for one in found if one.verdict == "broken"]
-    assert {one.evidence.tests for one in found if one.verdict == "holds"} == {SERVER, ANSWERER}
+    def of(seed):
+        found = by_row(hiding_experiment(at(seed, setting), quiet))
+        assert {tests for tests, *_ in found} == {SERVER, ANSWERER}
+        return found
+
+    each_holds(of)
 
 
 def shown_to_the_dealer():
@@ -189,14 +206,16 @@ def test_a_dealer_who_is_shown_what_is_opened_reads_activations(setting, monkeyp
     for owner, name, value in shown_to_the_dealer():
         monkeypatch.setattr(owner, name, value)
     assert answers_are_right()
-    assert broken(attack(setting, quiet)) == {"activations"}
+    assert broken(attack(setting, quiet)) >= {"activations"}
 
 
 @pytest.mark.parametrize("attack", [signs_experiment, learned_experiment, hidden_layer_experiment])
 def test_a_dealer_who_only_deals_does_not(setting, attack):
-    found = [judge(one) for one in attack(setting, quiet)]
-    assert not [one.reason for one in found if one.verdict == "broken"]
-    assert [one for one in found if one.verdict == "holds" and one.evidence.adaptive]
+    def of(seed):
+        return by_row(attack(at(seed, setting), quiet))
+
+    none_is_broken(of)
+    each_holds(lambda seed: {"one of the adaptive": some_adaptive(of(seed))})
 
 
 def test_a_table_of_the_wrong_digit_makes_wrong_answers(monkeypatch):
