@@ -14,7 +14,7 @@ from bilateral.documents import parse_toml
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
-from bilateral.protections.registry import in_words, mechanism_names, protection_words
+from bilateral.protections.registry import baseline_names, in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -40,7 +40,10 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}. `bilateral ladder` says who sees what."
+PROTECTION_HELP = (
+    f"{in_words(protection_words())}; `bilateral ladder` says who sees what. Baselines of the papers: "
+    f"{', '.join(baseline_names())}."
+)
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""

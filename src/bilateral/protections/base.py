@@ -95,6 +95,8 @@ class ModelProtection(Protection):
 
     can_clip: bool = False
     """`make_client` takes clipping, as noise of clients needs it."""
+    baseline_of: str = ""
+    """Whose scheme it is, if it is here to be measured against: no rung of the ladder, compared only if asked for."""
 
     @property
     def title(self) -> str:
