@@ -25,6 +25,10 @@ EXPECTED = {
         needs_sample_counts=True,
         replies_in_a_round=24,
     ),
+    ("gaussian", "none"): Traits(),
+    ("ppdl", "none"): Traits(),
+    ("spn", "none"): Traits(),
+    ("dbcl", "none"): Traits(),
     ("fedavg", "sound"): Traits(
         default_masks="ring",
         adds_noise=True,
@@ -65,7 +69,7 @@ def test_a_plans_protections_together_are_like_this(names):
 
 def test_no_protection_is_missing_here():
     assert {name for names in EXPECTED for name in names} == {*protection_names(), *mechanism_names()}
-    assert len(everyone()) == 8
+    assert len(everyone()) == 12
 
 
 @pytest.mark.parametrize("mechanism", mechanism_names()[1:])
