@@ -29,7 +29,7 @@ from bilateral.data import Split
 from bilateral.errors import DataError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.mask.messages import MaskedUpload
-from bilateral.protocols.messages import Upload
+from bilateral.protocols.messages import HiddenUpload, Upload
 from bilateral.randomness import Randomness
 
 Method = Literal["likelihood ratio", "decomposition"]
@@ -49,6 +49,9 @@ def read_upload(view: View, round_index: int, client: str, *, adaptive: bool) ->
     if upload is not None:
         return _sized(upload.terms[0], view)
     masked = view.message(MaskedUpload, round_index=round_index, sender=client)
+    hidden = view.message(HiddenUpload, round_index=round_index, sender=client)
+    if hidden is not None:
+        return _sized(hidden.as_numbers(), view)
     if masked is None:
         raise DataError(f"{client} sent no upload in round {round_index}.", remedy="Record that round (`keep`).")
     return _sized(masked.values, view)
