@@ -128,7 +128,7 @@ def test_plans_without_it_are_as_they_were(toy):
 
 
 def test_a_name_that_is_not_registered_is_no_protection():
-    with pytest.raises(PlanError, match="Input should be 'perturbation', 'fedavg', 'masks', 'sealed', .*, got 'toy'"):
+    with pytest.raises(PlanError, match=r"Input should be 'perturbation', 'fedavg', 'masks', 'sealed', .*, got 'toy'"):
         parse_plan({"protection": "toy"}, "here")
     with pytest.raises(PlanError, match="`toy` is not a setting"):
         parse_plan({"toy": {"factor": 2.0}}, "here")

@@ -85,7 +85,7 @@ class FederationPlan(Section):
     dealer: str = Field(
         default=ROTATING,
         min_length=1,
-        description="who deals: a party without data, or rotating, which is another client a round, or the first for keys",
+        description="who deals: a party without data, or rotating (clients do)",
     )
 
     def num_participants(self, num_clients: int) -> int:

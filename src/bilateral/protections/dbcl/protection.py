@@ -93,9 +93,7 @@ class Dbcl(FedSgd):
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
         leaks = (
-            Leak(
-                "a sketch of the model each round, and over rounds the model: fresh sketches average out", "clients", 0
-            ),
+            Leak("a sketch of the model each round, and over rounds the model: sketches average out", "clients", 0),
             Leak("the sketch of each client's gradient, whose seed is the server's own", "server", 0),
         )
         return Guarantee("DBCL", (), leaks)
@@ -109,6 +107,6 @@ class Dbcl(FedSgd):
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         yield (
-            "DBCL's sketches are drawn anew every round, so a site that keeps them gets the model over some rounds; the "
-            "server sees every gradient, sketched by itself (line 0)."
+            "DBCL's sketches are drawn anew every round, so a site that keeps them gets the model over some rounds; "
+            "the server sees every gradient, sketched by itself (line 0)."
         )

@@ -78,4 +78,4 @@ class Gaussian(FedSgd):
         return GaussianClient(basis, basis.plan.own_settings(self.name).variance)  # type: ignore[attr-defined]
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        yield "Gaussian noise without clipping bounds nothing: no epsilon holds, and every site sees the model (line 0)."
+        yield "Gaussian noise without clipping bounds nothing: no epsilon holds; sites see the model (line 0)."

@@ -90,6 +90,6 @@ class Ppdl(FedSgd):
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         yield (
-            "PPDL shows the server the largest values of every gradient, and every site the model (line 0). Its epsilon "
-            "is of one round, and noise for it leaves nothing to learn from."
+            "PPDL shows the server the largest values of every gradient, and every site the model (line 0). Its "
+            "epsilon is of one round, and noise for it leaves nothing to learn from."
         )
