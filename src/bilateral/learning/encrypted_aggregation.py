@@ -49,7 +49,7 @@ class EncryptedAggregation:
         pinned: Mapping[str, bytes],
         dealer: str | None = None,
     ) -> None:
-        self._server = server
+        self.server = server
         self._run_id = run_id
         self._dealer = dealer
         self.incidents: list[Incident] = []
@@ -62,10 +62,10 @@ class EncryptedAggregation:
 
     def open(self, round_index: int, participants: Sequence[str], exchange: Exchange) -> dict[str, Packet]:
         known = self._keys.members(participants, exchange, self._directory.roster)
-        if not self._server.has_keys:
+        if not self.server.has_keys:
             self._deal(round_index, known, exchange)
-        self._server.open_round(round_index)
-        return {name: self._packet(round_index, name) for name in known if name in self._server.holders}
+        self.server.open_round(round_index)
+        return {name: self._packet(round_index, name) for name in known if name in self.server.holders}
 
     def take(self, round_index: int, sender: str, reply: Message) -> Packet:  # noqa: ARG002
         """Uploads are added when all are there."""
@@ -80,14 +80,14 @@ class EncryptedAggregation:
     ) -> Aggregate:
         self._delivered.update(replies)
         self._keys.informed(list(replies))
-        self._collect(round_index, replies, EncryptedUpload, self._server.collect_upload)
-        waiting, needed = list(self._server.helpers()[0]), self._server.helpers()[1]
-        request = self._server.opening_request()
+        self._collect(round_index, replies, EncryptedUpload, self.server.collect_upload)
+        waiting, needed = list(self.server.helpers()[0]), self.server.helpers()[1]
+        request = self.server.opening_request()
         while needed and waiting:  # each that fails is replaced
             asked, waiting = waiting[:needed], waiting[needed:]
             found = exchange(round_index, dict.fromkeys(asked, (request,)))
-            needed -= self._collect(round_index, found, OpeningPart, self._server.collect_part)
-        return self._server.finish()
+            needed -= self._collect(round_index, found, OpeningPart, self.server.collect_part)
+        return self.server.finish()
 
     def outsiders(self) -> frozenset[str]:
         return self._keys.outsiders()
@@ -107,7 +107,7 @@ class EncryptedAggregation:
             replies = exchange(round_index, {dealer: self._keys.packet(dealer, request)})
             self._keys.informed(list(replies))
             dealt = self._collect(
-                round_index, replies, KeysDealt, lambda sender, reply: self._server.take_keys(sender, reply, clients)
+                round_index, replies, KeysDealt, lambda sender, reply: self.server.take_keys(sender, reply, clients)
             )
             if dealt:
                 return
@@ -119,8 +119,8 @@ class EncryptedAggregation:
         """The roster and the box of a client that has not answered since it was first sent them."""
         if name in self._delivered:
             return ()
-        delivery: Message | None = self._server.delivery(name)
-        return self._keys.packet(name, delivery or RoundMembers(round_index, self._server.holders))
+        delivery: Message | None = self.server.delivery(name)
+        return self._keys.packet(name, delivery or RoundMembers(round_index, self.server.holders))
 
     def _collect(
         self,

@@ -32,8 +32,8 @@ class CipherServer:
         num_statistics: int,
     ) -> None:
         self._run_id = run_id
-        self._system = system
-        self._form = form
+        self.system = system
+        self.form = form
         self._weights = dict(weights)
         self._shape = shape
         self._num_statistics = num_statistics
@@ -49,6 +49,14 @@ class CipherServer:
     def num_values(self) -> int:
         return self._shape[0] * self._shape[1] + self._num_statistics
 
+    def weight_of(self, client: str) -> int:
+        return self._weights[client]
+
+    @property
+    def opener(self) -> Opener:
+        """What the server adds and opens by."""
+        return self._expect_open()[1]
+
     @property
     def has_keys(self) -> bool:
         return self._dealt is not None
@@ -62,7 +70,7 @@ class CipherServer:
         """What the dealer has dealt to just these."""
         if dealt.run_id != self._run_id or dealt.clients != tuple(clients) or len(dealt.boxes) != len(clients):
             raise ProtocolError(f"{dealer} dealt keys for another run, or to others than it was asked to.")
-        self._opener = self._system.opener(dealt.public)
+        self._opener = self.system.opener(dealt.public)
         self._dealt, self._dealer = dealt, dealer
 
     def delivery(self, client: str) -> KeyDelivery | None:
@@ -100,9 +108,9 @@ class CipherServer:
                 f"Round {self._round} has {len(self._uploads)} encrypted uploads, and a sum has two or more.",
                 remedy="Wait until more clients are there.",
             )
-        if self._system.dealer_opens:
+        if self.system.dealer_opens:
             return (self._dealer,), 1
-        return tuple(sorted(self._uploads)), self._system.num_helpers(len(dealt.clients))
+        return tuple(sorted(self._uploads)), self.system.num_helpers(len(dealt.clients))
 
     def opening_request(self) -> OpeningRequest:
         dealt, opener = self._expect_open()
@@ -125,7 +133,7 @@ class CipherServer:
                 remedy="Wait until more clients are there.",
             )
         integers = opener.open(self._uploads, self._request, self._parts, self.num_values)
-        values: Tensor = self._form.decode(integers)
+        values: Tensor = self.form.decode(integers)
         count = self._shape[0] * self._shape[1]
         terms, statistics = values[:count], values[count:]
         inside = tuple(sorted(self._uploads))
