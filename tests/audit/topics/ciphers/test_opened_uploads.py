@@ -1,4 +1,4 @@
-"""Ledger line 19, carried out on real runs: while these tests pass, these baselines hide uploads from honest servers."""
+"""Ledger line 19 on real runs: while these tests pass, these baselines hide uploads from honest servers alone."""
 
 from __future__ import annotations
 
