@@ -69,7 +69,7 @@ def small_plan(rounds: int) -> RunPlan:
         {
             "data.name": "digits",
             "model.name": "mlp-3",
-            "model.options": {"width": 16},
+            "model.options": {"width": 8},
             "federation.clients": NUM_CLIENTS,
             "training.rounds": rounds,
             "training.learning_rate": 0.05,
@@ -78,7 +78,7 @@ def small_plan(rounds: int) -> RunPlan:
 
 
 def _whole_runs(quick: bool, progress: Callable[[int, int], None]) -> list[dict[str, Any]]:
-    plan = small_plan(2 if quick else 40)
+    plan = small_plan(2 if quick else 30)
     found = compare(plan, ["perturbation+masks", *baseline_names()], num_controls=0, on_round=progress)
     return [
         {
