@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-long lint architecture setup clean
+.PHONY: run test test-long lint architecture docs setup clean
 
 run: $(INSTALLED)
 	$(BIN)/bilateral run
@@ -26,6 +26,10 @@ lint: $(INSTALLED)
 architecture: $(INSTALLED)
 	$(BIN)/python tools/draw_architecture.py
 
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo 'docs/_build/index.html'
+
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -35,4 +39,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/reference *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,16 +1,22 @@
-"""What all tests share: no network, and property tests with the same examples every time and no verdict by the clock.
+"""What all tests share: no network, the same draws every time, and no verdict by the clock.
 
-`HYPOTHESIS_PROFILE=search pytest ...` looks for new examples.
+Hypothesis takes the same examples, and the global generators begin anew with every test and every fixture, whatever
+seed pytest-randomly drew and whatever ran before: what fails, fails again. `HYPOTHESIS_PROFILE=search pytest ...` looks
+for new examples, and there pytest-randomly's seed (printed at the start) decides the global generators' draws.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import random
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -19,7 +25,8 @@ from threadpoolctl import threadpool_limits
 _NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("steady", derandomize=True, database=None, **_NO_CLOCK)
 settings.register_profile("search", **_NO_CLOCK)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "steady")
+settings.load_profile(_PROFILE)
 
 # Tests run in parallel processes: one thread each, for BLAS too, whose threads spin while they wait for each other. On
 # two busy cores a small fit by scikit-learn took 36 times the work that it takes with one. What is loaded by now is
@@ -47,6 +54,31 @@ _LONGEST_FIRST = ("tests/engine/flare/", "tests/audit/topics/", "tests/bench/")
 def pytest_configure(config: pytest.Config) -> None:
     """Under `--dist loadfile` pytest-xdist would put files with most tests first; those that take minutes have few."""
     config.option.loadscopereorder = False
+    config.option.randomly_reset_seed = False  # the order is pytest-randomly's, the seeds are ours
+
+
+def _begin_anew(config: pytest.Config, name: str) -> None:
+    """Python's, numpy's and torch's global generators, by the name of who will draw from them."""
+    drawn = config.getoption("randomly_seed", 0) if _PROFILE == "search" else 0
+    seed = crc32(f"{drawn} {name}".encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """What many tests share must not depend on which of them comes first."""
+    _begin_anew(request.config, f"{fixturedef.baseid}::{fixturedef.argname}[{request.param_index}]")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    _begin_anew(pyfuncitem.config, pyfuncitem.nodeid)
+    return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly, whose order stays within each part

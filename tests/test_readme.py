@@ -8,19 +8,24 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
-import typer.main
 from tests.runs.rounds.harness import conduct, weights_in
 
 import bilateral
+from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app, main
 from bilateral.engine.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/how-to/*.md"))}
+_PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "tutorial.md",
+    *ROOT.glob("docs/how-to/*.md"),
+    *ROOT.glob("docs/explanation/*.md"),
+)
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in _PAGES}
 NUM_FEATURES = 12
 
 
@@ -39,7 +44,7 @@ def commands(text: str) -> list[str]:
 def sites(tmp_path, monkeypatch):
     """The plan for three sites as it is printed, and the files that it names, made on the spot."""
     monkeypatch.chdir(tmp_path)
-    (printed,) = [block for block in blocks(README, "toml") if "[data.sites." in block]
+    (printed,) = [block for block in blocks(PAGES["many-machines.md"], "toml") if "[data.sites." in block]
     Path("sites.toml").write_text(printed, encoding="utf-8")
     draw = np.random.default_rng(0)
     for name, part, count in (("a", "train", 60), ("b", "train", 40), ("c", "train", 50), ("public_test", "test", 30)):
@@ -90,13 +95,25 @@ def test_your_own_model_and_data_work_as_printed(tmp_path, monkeypatch, capsys):
 
 def test_python_on_plans_works_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = [block for block in blocks(README, "python") if "load_plan" in block]
+    (code,) = [block for block in blocks(PAGES["plans.md"], "python") if "load_plan" in block]
     Path("plan.toml").write_text(
         '[data]\nname = "wine"\n[model]\nname = "mlp-3"\n[training]\nrounds = 2\n', encoding="utf-8"
     )
     names: dict[str, object] = {}
     exec(code, names)
     assert names["result"].rounds == 2  # type: ignore[attr-defined]
+
+
+def test_python_on_the_first_page_works_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in blocks(README, "python") if "bilateral.run(" in block]
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert names["result"].rounds == 20  # type: ignore[attr-defined]
+
+
+def test_the_first_page_is_short():
+    assert len(README.splitlines()) <= 200
 
 
 @pytest.mark.parametrize(
@@ -106,20 +123,18 @@ def test_every_printed_command_has_words_that_the_command_knows(page, line, monk
     for variable in re.findall(r"\$(\w+)", line):
         monkeypatch.setenv(variable, "7000")
     words = [re.sub(r"\$\w+", "7000", word) for word in shlex.split(line)[1:]]
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group) or hasattr(group, "commands")
-    command = group.commands[words[0]]
+    command = imported(app)[words[0]]
     command.make_context(words[0], words[1:])  # parses, and calls nothing
     for option, value in pairwise(words):
         if option == "--set":
             bilateral.RunPlan().with_settings({value.partition("=")[0]: value.partition("=")[2]})
 
 
+@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("option", ["--output", "--write-plan"])
-def test_no_command_writes_where_one_above_it_wrote(option):
+def test_no_command_writes_where_one_above_it_wrote(option, page):
     """From top to bottom in one folder: a second command that is to write there would be refused."""
-    written = [words[words.index(option) + 1] for words in map(shlex.split, commands(README)) if option in words]
-    assert written
+    written = [words[words.index(option) + 1] for words in map(shlex.split, commands(PAGES[page])) if option in words]
     assert len(written) == len(set(written))
 
 
@@ -128,13 +143,14 @@ def test_it_says_where_the_command_is_before_the_first_one():
 
 
 def test_the_noise_that_is_solved_for_is_that_of_the_run_below():
-    (solved,) = [line for line in commands(README) if line.startswith("bilateral privacy")]
-    assert solved.replace("bilateral privacy", "bilateral run") in commands(README)
+    page = PAGES["masks-and-noise.md"]
+    (solved,) = [line for line in commands(page) if line.startswith("bilateral privacy")]
+    assert solved.replace("bilateral privacy", "bilateral run") in commands(page)
 
 
 def test_the_settings_in_the_table_are_those_of_plans():
     plan = bilateral.RunPlan()
-    rows = re.findall(r"^\| `([a-z_.]+)`[^|]*\| (.*) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_.]+)`[^|]*\| (.*) \|$", PAGES["plans.md"], re.MULTILINE)
     sections = [row for row in rows if row[0] in type(plan).model_fields]
     assert len(sections) >= 5
     for section, values in sections:

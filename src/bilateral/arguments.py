@@ -117,7 +117,7 @@ def fits(value: object, hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is Literal:
-        return isinstance(value, str) and value in parts
+        return any(type(value) is type(part) and value == part for part in parts)
     if origin is CallableClass:
         return callable(value)
     if origin is not None:

@@ -76,7 +76,8 @@ def made_up(scale):
 
 def rows_of(scales=(1.0,)):
     steps = [made_up(scale) for scale in scales]
-    measured = MeasuredSteps(steps, [made_up(1.0) for _ in scales], [(0.5, 0.25)] * len(steps), 1e-5, 1e-6)
+    at_once = [made_up(scale) for scale in scales]
+    measured = MeasuredSteps(steps, at_once, [made_up(1.0) for _ in scales], [(0.5, 0.25)] * len(steps), 1e-5, 1e-6)
     return case_rows(SealedStep(), ("lenet", "ce", 32), measured)
 
 
@@ -182,16 +183,17 @@ def test_only_the_client_hears_of_a_batch_and_of_masked_weights():
 
 
 def test_seeds_are_not_shown():
-    assert "5ec4e7" not in repr(DealtForStep(1, b"5ec4e7", b"")) + repr(MaskedWeights(1, b"5ec4e7", ()))
+    assert "5ec4e7" not in repr(DealtForStep(1, b"5ec4e7", b"")) + repr(MaskedWeights(1, b"", b"5ec4e7", ()))
 
 
 def test_a_task_says_the_public_facts_of_a_step(work):
     assert StepTask.of(work.terms).terms == work.terms
 
 
-def test_three_processes_agree_with_autograd_and_every_byte_is_counted_once(server, work):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_three_processes_agree_with_autograd_and_every_byte_is_counted_once(server, work, at_once):
     server.give(work)
-    cost = server.step()
+    cost = server.step(at_once=at_once)
     assert work.relative_error(cost.words) < 1e-4
     assert work.relative_error_in_fixed_point(cost.words) < 1e-4
     for phase, spent in cost.phases.items():
@@ -199,16 +201,19 @@ def test_three_processes_agree_with_autograd_and_every_byte_is_counted_once(serv
         assert sent == sum(party.bytes_received for party in spent.parties.values()) > 0
         assert spent.rounds >= 1
         for party in PARTIES:
-            assert 0 <= spent.parties[party].busy_seconds <= spent.seconds + 1e-6
+            if not at_once:
+                assert 0 <= spent.parties[party].busy_seconds <= spent.seconds + 1e-6
             # Nobody waits for another within a gate, so gates are no longer than all work.
             gates = float(cost.gates[party].seconds[PHASES.index(phase)].sum())
             assert gates <= spent.parties[party].cpu_seconds + 1e-3
     dealt = work.terms.shape_of_step.dealt_bytes
-    relayed = cost.phases[DEALING].parties
-    assert dealt < cost.box_bytes < relayed[DEALER].bytes_sent < dealt + 20_000
-    assert relayed[CLIENT].bytes_received == pytest.approx(relayed[DEALER].bytes_sent, abs=1_000)
+    from_dealer = sum(spent.parties[DEALER].bytes_sent for spent in cost.phases.values())
+    assert dealt < from_dealer < dealt + 20_000
+    assert 0 < cost.box_bytes < 1_000  # a seed, whatever the step
     weights = sum(8 * layer.weight.numel() for layer in work.layers)
-    assert weights < cost.phases[PREPARING].parties[CLIENT].bytes_received < weights + 4_000
+    if not at_once:
+        assert cost.phases[DEALING].parties[CLIENT].bytes_received == 0
+        assert weights < cost.phases[PREPARING].parties[CLIENT].bytes_received < weights + 5_000
 
 
 def test_what_is_told_by_gate_is_what_is_sent_but_for_frames_and_headers(server, work):
@@ -217,19 +222,19 @@ def test_what_is_told_by_gate_is_what_is_sent_but_for_frames_and_headers(server,
     turns = cost.phases[STEP]
     for party in (SERVER, CLIENT):
         told = int(cost.gates[party].told_bytes[PHASES.index(STEP)].sum())
-        assert told <= turns.parties[party].bytes_sent < told + 1_000 * turns.rounds
+        assert told <= turns.parties[party].bytes_sent < told + 1_000 * max(turns.rounds, 60)
     dealt = int(cost.gates[DEALER].told_bytes[PHASES.index(DEALING)].sum())
     assert dealt == work.terms.shape_of_step.dealt_bytes
 
 
 def test_no_step_uses_masks_of_another_one(server, work):
     server.give(work)
-    costs = [server.step(), *server.steps_in_a_row(3)]
+    costs = [server.step(), server.step(at_once=True), *server.steps_in_a_row(3)]
     assert all(work.relative_error(cost.words) < 1e-4 for cost in costs)
-    rounds = {tuple(phase.rounds for phase in cost.phases.values()) for cost in costs}
-    assert len(rounds) == 1  # in a row, a step has a dealing of its own too
+    orders = {tuple(cost.phases[phase].rounds for phase in (DEALING, PREPARING)) for cost in costs}
+    assert orders == {(1, 1)}  # in a row, a step has a dealing of its own too
     sent = [sum(p.bytes_sent for phase in cost.phases.values() for p in phase.parties.values()) for cost in costs]
-    assert max(sent) - min(sent) < 2_000
+    assert max(sent) - min(sent) < 20_000  # how what is said falls into messages is a matter of time
 
 
 def test_traffic_is_linear_in_the_batch(server):
@@ -283,11 +288,11 @@ def test_options_that_do_not_belong_together_are_refused_with_whose_they_are(wor
 
 def test_a_party_that_fails_in_the_middle_is_an_error_with_what_it_wrote(work):
     with (
-        pytest.raises(DeploymentError, match=r"(?s)The client party ended.*nothing was dealt for step 1"),
+        pytest.raises(DeploymentError, match=r"(?s)The client party ended.*the box that dealer sealed does not open"),
         step_server(1) as started,
     ):
         processes.tell(started._switchboard, CLIENT, StepTask.of(work.terms), processes.Heard)
-        processes.tell(started._switchboard, CLIENT, MaskedWeights(1, b"", ()), Setup)
+        processes.tell(started._switchboard, CLIENT, MaskedWeights(1, b"", b"", ()), Setup)
 
 
 class TestGateClock:
@@ -302,7 +307,7 @@ class TestGateClock:
         self.gradient(work, clock)
         seconds, told = clock.take()
         charged = {gate for gate, one in zip(GATES, seconds.sum(dim=0).tolist(), strict=True) if one > 0}
-        assert charged == set(GATES) - {"box"}
+        assert charged == set(GATES) - {"dealt"}
         assert {gate for gate, one in zip(GATES, told.sum(dim=0).tolist(), strict=True) if one} == charged - {REST}
         assert not clock.take()[0].any()
 
@@ -332,8 +337,8 @@ class TestGateClock:
         run(walk(role, None, None))
         model = FirstModel.of(terms, work.layers, work.limits)
         masked = [layer.weight + weight_masks(terms, seeds[0], n) for n, layer in enumerate(work.layers)]
-        first = First(terms, model, seeds[0], seeds[2])
-        second = Second(terms, masked, role.dealt, seeds[1], seeds[2], DEALER)
+        first = First(terms, model, role.dealt, seeds[0], seeds[2], DEALER)
+        second = Second(terms, masked, seeds[1], seeds[2])
         speakers = (
             Speaker(walk(first, None, None), CLIENT),
             Speaker(walk(second, *encode_batch(terms, work.inputs, work.targets)), SERVER),

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from bilateral.engine.plan import load_plan
+
 QUICK = (
     "--data", "breast-cancer", "--model", "mlp-3", "--clients", 3, "--rounds", 4, "--set", "model.options={width = 8}",
 )  # fmt: skip
@@ -163,7 +165,7 @@ def test_privacy_of_a_plan_can_be_given_another_budget(bilateral):
 
 
 def test_an_unsound_mix_is_one_message_with_a_remedy(bilateral):
-    outcome = bilateral("privacy", "--epsilon", 3)
+    outcome = bilateral("privacy", "--epsilon", 3, "--set", "protection=perturbation")
     assert outcome.code == 2
     assert "Refused, sound noise with cross entropy under perturbation" in outcome.err
     assert "training.loss = 'mse'" in outcome.err
@@ -182,3 +184,54 @@ def test_run_with_a_budget_says_what_it_spent(bilateral):
     outcome = bilateral("run", *SOUND, "--noise", "offset", "--epsilon", 8, "--quiet")
     assert "epsilon 8 in total" in outcome.out
     assert "ring masks" in outcome.out
+
+
+def test_a_budget_alone_is_a_sound_run_and_privacy_agrees_with_it(bilateral):
+    """Nobody chose what a budget would be refused for. Both commands make the same plan, and its report the same."""
+    written = bilateral("run", "--epsilon", 8, "--write-plan", "plan.toml")
+    assert written.code == 0
+    alone, planned = (bilateral("privacy", *given, "--json").json for given in (("--epsilon", 8), ("plan.toml",)))
+    assert alone == planned
+    assert alone["status"] == "sound"
+    assert 7.8 < alone["rows"][0]["epsilon"] <= 8
+
+
+def test_a_budget_alone_trains_beside_fedsgd_and_spends_what_it_says(bilateral):
+    outcome = bilateral("run", "--epsilon", 8, "--rounds", 3, "--json", "--quiet").json
+    assert outcome["metrics"]["test_accuracy"] > 0
+    assert outcome["metrics_of_fedavg"]["test_accuracy"] > 0
+    assert "masks" in outcome["guarantee"]["protection"]
+    assert "SOUND" in bilateral("privacy", "--epsilon", 8, "--rounds", 3).out
+
+
+@pytest.mark.long
+def test_a_budget_of_eight_costs_the_digits_a_few_points(bilateral):
+    outcome = bilateral("run", "--epsilon", 8, "--json", "--quiet").json
+    assert outcome["metrics"]["test_accuracy"] > 0.88
+    assert outcome["metrics_of_fedavg"]["test_accuracy"] - outcome["metrics"]["test_accuracy"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "protection"),
+    [
+        (("--data", "breast-cancer"), "masks"),
+        (("--loss", "ce"), "masks"),
+        (("--loss", "mse"), "perturbation"),
+        (("--protection", "fedsgd"), "fedavg"),
+        (("--noise", "offset"), "perturbation"),
+        (("--set", "perturbation.partitions=2"), "perturbation"),
+    ],
+)
+def test_who_says_what_noise_is_added_to_is_taken_at_their_word(bilateral, given, protection):
+    assert bilateral("run", "--epsilon", 8, *given, "--write-plan", "plan.toml").code == 0
+    plan = load_plan("plan.toml")
+    assert plan.protection == protection
+    assert (plan.model.name == "mlp-3") == (protection == "masks")
+
+
+def test_what_is_said_of_training_is_kept_beside_a_budget(bilateral):
+    given = ("--rounds", 7, "--model", "lenet", "--set", "training.learning_rate=0.05")
+    assert bilateral("run", "--epsilon", 8, *given, "--write-plan", "plan.toml").code == 0
+    plan = load_plan("plan.toml")
+    assert (plan.training.rounds, plan.model.name, plan.training.learning_rate) == (7, "lenet", 0.05)
+    assert (plan.protection, plan.training.batch_size) == ("masks", 128)

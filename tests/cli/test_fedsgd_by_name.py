@@ -24,6 +24,7 @@ QUICK = (
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 PAGES = sorted(
     {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")}
+    - {*(ROOT / "docs" / "reference").rglob("*.md")}  # written from the code
 )
 EXPLAINED = {
     "README.md": ("the same as FedAvg with one local step",),
@@ -89,7 +90,7 @@ def test_an_audit_and_its_page_compare_with_fedsgd(bilateral):
 
 
 def test_errors_advise_fedsgd(bilateral):
-    outcome = bilateral("run", *QUICK, "--loss", "ce", "--epsilon", 8)
+    outcome = bilateral("run", *QUICK, "--protection", "perturbation", "--loss", "ce", "--epsilon", 8)
     assert outcome.code != 0
     assert "protection = 'fedsgd'" in outcome.err
 

@@ -53,7 +53,7 @@ def test_settings_are_listed_only_for_an_unknown_one_and_only_those_of_its_secti
         RunPlan().with_settings({"aggregation.mask": "ring"})
     assert str(caught.value) == (
         "Settings: `aggregation.mask` is not a setting (Did you mean `masks`?). "
-        "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale."
+        "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale, width, resolution."
     )
 
 

@@ -9,6 +9,7 @@ from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import make_blueprint
 from bilateral.learning.exchange import LocalExchange
+from bilateral.protocols.mask.kept_upload import LEAST_BYTES
 from bilateral.protocols.mask.messages import MaskedUpload
 
 
@@ -41,7 +42,7 @@ def _round(clients):
     blueprint = make_blueprint(plan, load_federation(plan))
     training = blueprint.server()
     before = _living_bytes(torch.int64)
-    num_values = blueprint.graph.num_parameters
+    num_values = blueprint.layout.num_parameters
     kept = []
 
     def record(round_index, sender, receiver, message):
@@ -78,3 +79,32 @@ def test_stand_ins_of_tracers_are_not_counted():
     real = torch.ones(1000, dtype=torch.int64)
     assert set(_living_bytes(torch.int64)) - set(before) == {real.data_ptr()}
     assert not any(map(_has_memory, (fake, functional, meta)))
+
+
+def test_what_clients_keep_until_the_end_of_a_round_does_not_grow_with_their_number():
+    """Large uploads: all floats that are alive when the last upload has come, in uploads."""
+    found = [_floats_at_the_last_upload(clients) for clients in (3, 7)]
+    assert found[1] < found[0] + 0.5
+
+
+def _floats_at_the_last_upload(clients):
+    plan = RunPlan().with_settings(
+        {
+            "protection": "masks",
+            "model.name": "mlp-3",
+            "model.options": {"width": 512},
+            "federation.clients": clients,
+            "training.rounds": 1,
+        }
+    )
+    blueprint = make_blueprint(plan, load_federation(plan))
+    training, num_values, kept = blueprint.server(), blueprint.graph.num_parameters, []
+    assert 4 * num_values > LEAST_BYTES
+
+    def record(round_index, sender, receiver, message):
+        if isinstance(message, MaskedUpload):
+            kept.append(sum(size for size in _living_bytes(torch.float32).values() if size >= 4 * num_values))
+
+    training.advance(0, blueprint.federation.names, blueprint.local_exchange(record))
+    assert len(kept) == clients
+    return kept[-1] / (4 * num_values)

@@ -18,7 +18,7 @@ def draws(cells, count=200):
 
 
 def test_neurons_on_the_same_axes_exchange_freely_and_uniformly():
-    cells = find_cells(4, [axis([1, 2, 3])], [torch.tensor([1, 2, 3])], [])
+    cells = find_cells(4, [axis([1, 2, 3])], [axis([1, 2, 3])], [])
     seen = [tuple(d.tolist()) for d in draws(cells, 600)]
     assert cells.num_movable == 3
     assert {d[0] for d in seen} == {0}
@@ -44,9 +44,16 @@ def test_neurons_that_occur_unequally_often_do_not_exchange():
 
 
 def test_neurons_tied_inside_one_layer_stay():
-    cells = find_cells(4, [axis([1, 2, 1, 3])], [torch.tensor([1, 2, 1, 3])], [])
+    cells = find_cells(4, [axis([1, 2, 1, 3])], [axis([1, 2, 1, 3])], [])
     assert all(int(exchange[1]) == 1 for exchange in draws(cells, 30))
     assert cells.num_movable == 2
+
+
+def test_neurons_tied_in_different_roles_of_one_layer_move():
+    """As a query's and a key's channel do, which come from one Linear layer."""
+    rows = axis([1, 2, 3, 1, 2, 3], [0, 0, 0, 1, 1, 1])
+    cells = find_cells(4, [rows], [rows], [])
+    assert cells.num_movable == 3
 
 
 def test_groups_move_as_wholes():

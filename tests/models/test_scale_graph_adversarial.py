@@ -297,6 +297,11 @@ EXACT = {
     "conv without batch norm statistics": image_net(
         lambda m, x: m.norm(x).relu(), norm=nn.BatchNorm2d(8, track_running_stats=False)
     ),
+    "functional batch norm": image_net(lambda m, x: F.batch_norm(x, None, None, training=True, eps=0.0)),
+    "division by an activation": image_net(lambda m, x: x / (1 + x.exp())),
+    "a bare parameter as factor of pixels": image_net(lambda m, x: x * m.p, p=nn.Parameter(torch.ones(8, 6, 6))),
+    "a bare parameter added": image_net(lambda m, x: x + m.p, p=nn.Parameter(torch.ones(8, 1, 1))),
+    "matrix product": image_net(lambda m, x: torch.matmul(x, x)),
     "view by type and size methods": flat_net(lambda m, x: x.view(x.size(0), -1).type_as(x).to(x.dtype).contiguous()),
 }
 
@@ -315,13 +320,10 @@ REFUSED = {
     ),
     "a power with an activation as exponent": image_net(lambda m, x: torch.pow(2.0, x)),
     "clamp by an activation": image_net(lambda m, x: torch.clamp(x.tanh(), max=m.a(x)), a=nn.Conv2d(8, 8, 1)),
-    "division by an activation": image_net(lambda m, x: x / (1 + x.exp())),
     "division rounded down": image_net(lambda m, x: torch.div(x, 2, rounding_mode="floor")),
     "conversion to integers": image_net(lambda m, x: x.to(torch.int32).float()),
     "a number computed from a weight": image_net(lambda m, x: x * m.first.weight.abs().mean()),
     "a weight added": image_net(lambda m, x: x + m.first.bias[:, None, None]),
-    "a bare parameter added": image_net(lambda m, x: x + m.p, p=nn.Parameter(torch.ones(8, 1, 1))),
-    "a bare parameter as factor of pixels": image_net(lambda m, x: x * m.p, p=nn.Parameter(torch.ones(8, 6, 6))),
     "max pool over features": flat_net(lambda m, x: F.max_pool1d(x, 3, 1, 1)),
     "average pool over features": flat_net(lambda m, x: m.pool(x), pool=nn.AvgPool1d(3, 1, 1)),
     "pool of an image without batch": flat_net(
@@ -333,7 +335,6 @@ REFUSED = {
     "cat along the batch": flat_net(lambda m, x: torch.cat([x, x])[:2]),
     "maximum over a dimension": image_net(lambda m, x: torch.max(x, 1)[0]),
     "comparison": image_net(lambda m, x: torch.where(x > 0, x, 0.1 * x)),
-    "matrix product": image_net(lambda m, x: torch.matmul(x, x)),
     "padding with ones": image_net(lambda m, x: F.pad(x, (1, 1, 1, 1), value=1.0)),
     "padding module with ones": image_net(lambda m, x: m.pad(x), pad=nn.ConstantPad2d(1, 1.0)),
     "shared batch norm": image_net(lambda m, x: m.n(F.relu(m.n(x))), n=nn.BatchNorm2d(8)),
@@ -342,7 +343,6 @@ REFUSED = {
     "head input overwritten": Net(_overwritten_after_the_head, first=nn.Linear(5, 8), head=nn.Linear(8, 4)),
     "head called by keyword": Net(lambda m, x: m.head(input=m.first(x)), first=nn.Linear(5, 8), head=nn.Linear(8, 4)),
     "instance norm": image_net(lambda m, x: m.n(x), n=nn.InstanceNorm2d(8)),
-    "functional batch norm": image_net(lambda m, x: F.batch_norm(x, None, None, training=True)),
     "a weight with a hook": image_net(lambda m, x: m.a(x), a=nn.utils.weight_norm(nn.Conv2d(8, 8, 1))),
     "a weight with a parametrization": image_net(
         lambda m, x: m.a(x), a=nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))

@@ -13,10 +13,11 @@ from bilateral.protections.registry import everyone, mechanism_names, protection
 from bilateral.protections.traits import Traits
 
 P2 = {"hides_model": True, "model_line": 1, "upload_line": 3, "adds_noise": True, "needs_sample_counts": True}
+CIPHERS = {"sums_ciphertexts": True, "replies_in_a_round": 2}
 EXPECTED = {
-    ("fedavg", "none"): Traits(),
+    ("fedavg", "none"): Traits(needs_trace=False),
     ("perturbation", "none"): Traits(hides_model=True, model_line=1, upload_line=3, default_masks="ring"),
-    ("masks", "none"): Traits(default_masks="ring"),
+    ("masks", "none"): Traits(needs_trace=False, default_masks="ring"),
     ("sealed", "none"): Traits(
         computes_on_shares=True,
         model_line=17,
@@ -25,11 +26,16 @@ EXPECTED = {
         needs_sample_counts=True,
         replies_in_a_round=24,
     ),
-    ("gaussian", "none"): Traits(),
-    ("ppdl", "none"): Traits(),
+    ("gaussian", "none"): Traits(needs_trace=False),
+    ("ppdl", "none"): Traits(needs_trace=False),
     ("spn", "none"): Traits(),
-    ("dbcl", "none"): Traits(),
+    ("dbcl", "none"): Traits(needs_trace=False),
+    ("ckks", "none"): Traits(needs_trace=False, **CIPHERS, needs_sample_counts=True),
+    ("tp-smc", "none"): Traits(needs_trace=False, **CIPHERS, equal_weights=True),
+    ("hybrid-alpha", "none"): Traits(needs_trace=False, **CIPHERS, equal_weights=True),
+    ("pile", "none"): Traits(hides_model=True, model_line=1, upload_line=19, **CIPHERS, needs_sample_counts=True),
     ("fedavg", "sound"): Traits(
+        needs_trace=False,
         default_masks="ring",
         adds_noise=True,
         spends_budget=True,
@@ -69,7 +75,7 @@ def test_a_plans_protections_together_are_like_this(names):
 
 def test_no_protection_is_missing_here():
     assert {name for names in EXPECTED for name in names} == {*protection_names(), *mechanism_names()}
-    assert len(everyone()) == 12
+    assert len(everyone()) == 16
 
 
 @pytest.mark.parametrize("mechanism", mechanism_names()[1:])

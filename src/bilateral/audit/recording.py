@@ -20,13 +20,14 @@ from bilateral.audit.views import ServerRound
 from bilateral.data import Split
 from bilateral.engine.federation import Federation
 from bilateral.engine.plan import RunPlan
-from bilateral.engine.setup import make_blueprint
+from bilateral.engine.setup import analyse, make_blueprint
 from bilateral.engine.transcript import Transcript
-from bilateral.errors import ThresholdError
+from bilateral.errors import ModelError, NotAuditableError, ThresholdError
 from bilateral.learning.client import TrainingClient, invited_clients
 from bilateral.learning.exchange import Dropouts, Exchange
 from bilateral.learning.halves import OpenedRound, Preparation, PreparingHalf, ServerHalf
 from bilateral.learning.problem import Problem
+from bilateral.learning.training import Training
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
@@ -141,6 +142,18 @@ def _parts_of(value: object) -> Iterable[object]:
     return (*held, *getattr(value, "__dict__", {}).values())
 
 
+def _traced(training: Training, problem: Problem, model: nn.Module) -> ScaleGraph:
+    """Attacks read a network by its scale graph, whether or not the plan's protection needs one."""
+    if isinstance(training.layout, ScaleGraph):
+        return training.layout
+    if not all(p.requires_grad for p in model.parameters()):
+        raise ModelError(
+            "Frozen parameters do not travel under this protection, and no attack is written for that.",
+            remedy="Audit the plan with all parameters trained.",
+        )
+    return analyse(model, problem)
+
+
 def record(
     plan: RunPlan,
     federation: Federation,
@@ -156,6 +169,11 @@ def record(
     `before_round` may change the server's model: worlds that differ in it. `played_by` makes a dishonest server of the
     plan's.
     """
+    if plan.training.takes_local_steps:
+        raise NotAuditableError(
+            "Attacks are written for gradients, and with local steps clients upload changes of the model.",
+            remedy="Audit the plan without training.local_steps and training.local_epochs.",
+        )
     blueprint = make_blueprint(plan, federation)
     training = blueprint.server()
     initial = copy.deepcopy(training.model)
@@ -195,7 +213,7 @@ def record(
         guarantee=training.guarantee,
         privacy=training.privacy,
         problem=federation.problem,
-        graph=training.graph,
+        graph=_traced(training, federation.problem, initial),
         transcript=transcript,
         server_rounds=tuple(server_rounds),
         batches=batches,

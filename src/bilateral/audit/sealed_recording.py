@@ -27,7 +27,7 @@ from bilateral.protections.sealed.terms import SealedTerms
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import Roster
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
-from bilateral.protocols.share.training.parties import seed_of_step
+from bilateral.protocols.share.training.parties import from_words, seed_of_step
 from bilateral.protocols.transport import SERVER
 
 M = TypeVar("M")
@@ -53,7 +53,7 @@ class SealedRecording:
     def terms(self) -> SealedTerms:
         own, network = self.recording, self.network
         counts = {name: len(share) for name, share in own.shares.items()}
-        size, loss = own.plan.training.batch_size, own.problem.loss
+        size, loss = own.plan.training.batch_size, own.problem.plain_loss
         return SealedTerms(network.circuit, loss, network.trains, size, counts)
 
     @cached_property
@@ -116,10 +116,13 @@ class SealedRecording:
             weights.weights,
             tuple(part for parts in (weights.parts, *replies) for part in parts),
             tuple(part for parts in turns for part in parts),
-            content.dealt,
+            self._dealt_for(name, index, dealt),
             self.batch_of(name, index),
             layers,
         )
+
+    def _dealt_for(self, name: str, index: int, dealt: Dealt) -> tuple[Tensor, ...]:
+        return from_words(self.terms.step(name, index), dealt.words[dealt.clients.index(name)], "the dealer")
 
     def _opened(self, name: str, weights: SealedWeights, digest: bytes) -> BoxContent:
         return open_box(self._ring(name), weights.dealer, weights.round_index, digest, weights.box)
@@ -163,7 +166,7 @@ def _cut(one: SeenStep, parties: frozenset[str]) -> SeenStep | None:
         one.weights if computes else (),
         one.told_by_server if computes else (),
         one.told_by_client if computes else (),
-        one.dealt if client or dealer else (),
+        one.dealt if server or dealer else (),
         one.batch if client else None,
         one.layers if server else (),
     )

@@ -5,8 +5,8 @@
 | the terms; who deals                | has    | has    | has    |
 | masked weights, what both told      | has    | has    |        |
 | the seed of server and client       | has    | has    |        |
-| the seed of dealer and server       |        | has    | has    |
-| the seed of dealer and client; dealt| has    |        | has    |
+| the seed of dealer and server; dealt|        | has    | has    |
+| the seed of dealer and client       | has    |        | has    |
 | batch                               | has    |        |        |
 | weights                             |        | has    |        |
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from bilateral.errors import BilateralError
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.gates.talk import Hear, Tell, Work
 from bilateral.protocols.share.training.parties import encode_batch
-from bilateral.protocols.share.training.roles import First, FirstModel, Second
+from bilateral.protocols.share.training.roles import Blinded, First, FirstModel, Second
 from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.terms import StepTerms
 
@@ -89,10 +89,15 @@ class Event:
     name: str
     words: Tensor
     is_dealt: bool = False
+    is_told: bool = False
+    """Told, and named all the same."""
 
 
-class _NotingSecond(Second):
-    """Notes what it takes of what was dealt."""
+TOLD_BLINDED: Final = "its own blinded value"
+
+
+class _NotingFirst(First):
+    """Notes what it takes of what was dealt, and the blinded values that it tells."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -102,6 +107,11 @@ class _NotingSecond(Second):
         part = super()._take(name, *given)
         self.events.append(Event(name, part, is_dealt=True))
         return part
+
+    def blind(self, *given: Any) -> Work[Blinded]:
+        blinded: Blinded = yield from super().blind(*given)
+        self.events.append(Event(TOLD_BLINDED, blinded.told, is_told=True))
+        return blinded
 
 
 class _AnyLimit(dict[str, int]):
@@ -115,16 +125,14 @@ def replayed(seen: SeenStep) -> tuple[Event, ...]:
     """The client's or the server's own work done again, so that all it heard has its name; nothing for others."""
     terms = seen.terms
     if seen.batch is not None and seen.dealer_and_client is not None and seen.server_and_client is not None:
-        role = _NotingSecond(
-            terms, seen.weights, seen.dealt, seen.dealer_and_client, seen.server_and_client, seen.dealer
-        )
-        work = step(role, *encode_batch(terms, seen.batch.inputs, seen.batch.targets))
-        return tuple(_run(work, seen.told_by_server, role.events))
+        second = Second(terms, seen.weights, seen.dealer_and_client, seen.server_and_client)
+        work = step(second, *encode_batch(terms, seen.batch.inputs, seen.batch.targets))
+        return tuple(_run(work, seen.told_by_server, []))
     if seen.layers and seen.dealer_and_server is not None and seen.server_and_client is not None:
         # What it tells of its limits is not the same again; what it hears comes in the same order.
         model = FirstModel.of(terms, seen.layers, _AnyLimit())
-        first = First(terms, model, seen.dealer_and_server, seen.server_and_client)
-        return tuple(_run(step(first, None, None), seen.told_by_client, []))
+        first = _NotingFirst(terms, model, seen.dealt, seen.dealer_and_server, seen.server_and_client, seen.dealer)
+        return tuple(_run(step(first, None, None), seen.told_by_client, first.events))
     return ()
 
 

@@ -191,10 +191,10 @@ def own_correlations(view: SharedView, session: Session, batch_index: int, batch
     stream = view.stream(session, session.querier, "comparison", batch_index, batch_size)
     sizes = widths(session.circuit, view.style, batch_size)
     if view.party != SERVER:
-        return [sealed.first_part(stream, width) for width in sizes]
+        return [sealed.drawn_part(stream, width) for width in sizes]
     (message,) = view.messages(Correlations, session, batch_index=batch_index)
     pairs = zip(message.comparisons[::2], message.comparisons[1::2], strict=True)
-    return [sealed.second_part(stream, pair, width) for pair, width in zip(pairs, sizes, strict=True)]
+    return [sealed.dealt_part(stream, pair, width) for pair, width in zip(pairs, sizes, strict=True)]
 
 
 class DealtMasks(NamedTuple):
@@ -211,9 +211,9 @@ def dealt_masks(view: SharedView, session: Session, batch_index: int, batch_size
     )
     found = []
     for width in widths(session.circuit, view.style, batch_size):
-        first = sealed.first_part(firsts, width)
+        first = sealed.drawn_part(firsts, width)
         empty = tuple(torch.zeros(shape, dtype=torch.int64) for shape in width.dealt_shapes)
-        second = sealed.second_part(seconds, (empty[0], empty[1]), width)
+        second = sealed.dealt_part(seconds, (empty[0], empty[1]), width)
         beta = bits_of(first.blind ^ second.blind, width.count)
         found.append(
             DealtMasks((first.r + second.r).reshape(batch_size, -1), beta.to(torch.int64).reshape(batch_size, -1))

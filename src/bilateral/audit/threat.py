@@ -70,7 +70,7 @@ def facts_of(recording: Recording) -> Facts:
     problem = recording.problem
     return Facts(
         recording.plan.with_settings({"seed": HIDDEN_SEED}),
-        problem.loss,
+        problem.plain_loss,
         problem.input_shape,
         problem.num_outputs,
         tuple(recording.shares),

@@ -9,7 +9,9 @@ from bilateral.bench.accuracy_over_epsilon import measure_accuracy_over_epsilon
 from bilateral.bench.aggregation import measure_aggregation
 from bilateral.bench.baselines import measure_baselines
 from bilateral.bench.client_step import measure_client_step
+from bilateral.bench.growth import measure_growth
 from bilateral.bench.heterogeneous import measure_heterogeneous
+from bilateral.bench.large_uploads import measure_large_uploads
 from bilateral.bench.recovery import measure_recovery
 from bilateral.bench.round_trip import measure_round_trip
 from bilateral.bench.scaling import measure_scaling
@@ -26,6 +28,8 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "server-step": measure_server_step,
     "scaling": measure_scaling,
     "aggregation": measure_aggregation,
+    "large-uploads": measure_large_uploads,
+    "growth": measure_growth,
     "accuracy-over-epsilon": measure_accuracy_over_epsilon,
     "round-trip": measure_round_trip,
     "heterogeneous": measure_heterogeneous,

@@ -22,10 +22,11 @@ BIT_PRODUCT: Final = "bit product"
 PRODUCT: Final = "product"
 GRADIENT: Final = "gradient"
 WATCHING: Final = "watching"
-BOX: Final = "box"
+DEALT: Final = "dealt"
 REST: Final = "rest"
-GATES: Final = (LINEAR, TRUNCATION, COMPARISON, BIT_PRODUCT, PRODUCT, GRADIENT, WATCHING, BOX, REST)
-"""Masks count as linear; all that looks at ranges is watching, its comparison too; a box is what a dealer seals; the
+GATES: Final = (LINEAR, TRUNCATION, COMPARISON, BIT_PRODUCT, PRODUCT, GRADIENT, WATCHING, DEALT, REST)
+"""Masks count as linear; all that looks at ranges is watching, its comparison too; dealt is
+sealing and opening seeds, and receiving what was dealt while a gate waits for it; the
 rest is the script between gates (windows of a pooling, sums of residuals)."""
 _GATE_OF: Final = {
     "mask": LINEAR,
@@ -92,6 +93,11 @@ class GateClock:
                 self._counted = wanted
                 self._add_bytes(charged, wanted.part)
             answer = yield wanted
+
+    def timed(self, role: Role, walk: Walk) -> Walk:
+        """The walk of this role, with every gate of it timed."""
+        self.attach(role)
+        return self.walk(REST, walk)
 
     def attach(self, role: Role) -> None:
         """Time every gate of this role from now on."""

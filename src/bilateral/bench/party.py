@@ -106,12 +106,17 @@ class Party(ABC):
         """Which phase a message of the protocol belongs to; None for an order of the bench."""
 
     @abstractmethod
-    def handle(self, message: Message) -> Message:
-        """The protocol's reply to a message of the protocol."""
+    def handle(self, message: Message) -> Message | None:
+        """The protocol's reply to a message of the protocol; None for what has none, or not yet."""
 
     @abstractmethod
     def obey(self, order: Message) -> Message:
         """What this kind of party does at an order of the bench that not every party knows."""
+
+    def say(self, message: Message) -> None:
+        """In the middle of the work on a message: on its way as far as there is room, the rest later."""
+        self._connection.queue(message)
+        self._connection.write_some()
 
     def joined(self, keys: KeyRing) -> None:
         """Keys are agreed on."""
@@ -131,7 +136,9 @@ class Party(ABC):
             if phase is None:
                 self._connection.send(self._obeyed(message))
                 continue
-            self._connection.queue(self.handle(message))
+            reply = self.handle(message)
+            if reply is not None:
+                self._connection.queue(reply)
             busy = time.perf_counter() - busy
             self._connection.flush()
             spent = torch.tensor([time.process_time() - cpu, busy], dtype=torch.float64)

@@ -85,10 +85,15 @@ class _Client:
 
 
 @contextmanager
-def started(module: str, may_say: Mapping[str, Sequence[type[Message]]], threads: int) -> Iterator[Switchboard]:
+def started(
+    module: str,
+    may_say: Mapping[str, Sequence[type[Message]]],
+    threads: int,
+    unasked: Sequence[type[Message]] = (),
+) -> Iterator[Switchboard]:
     """Start the parties of `may_say`, and end them whatever happens. One that dies is an error with what it wrote.
 
-    `module` has the `main` of their processes.
+    `module` has the `main` of their processes. `unasked`: what they may say without being asked.
     """
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -98,7 +103,7 @@ def started(module: str, may_say: Mapping[str, Sequence[type[Message]]], threads
     try:
         for party in may_say:
             clients[party] = _start(module, Introduction(party, gate.port, gate.token.hex()))
-        switchboard = gate.admit(may_say, lambda: _expect_alive(clients))
+        switchboard = gate.admit(may_say, lambda: _expect_alive(clients), unasked)
         yield switchboard
     except LostConnectionError as error:
         raise _failure(error.party, clients[error.party]) from error

@@ -4,15 +4,16 @@ The bench's own process is the server, which has the weights; the client, which 
 more. A step is forward, the loss's gradient and backward, until server and client each have their part of every
 parameter's gradient. Networks have random weights and batches are noise: neither time nor traffic depends on them. Keys
 are agreed on, and one step is made, before anything is measured. All that travels passes through the server, as in a
-run: what is dealt to the client, in a sealed box, is counted on both its ways (`megabytes_relayed` of it once).
+run: the client's seed, in a sealed box, is counted on both its ways (`megabytes_relayed` of it once).
 
 Every case has rows for the phases
 
-    dealing     the dealer makes correlations, which needs no value of anybody, and the client gets them
-    preparing   the server masks the weights; the client multiplies them with its masks, which needs no batch
+    dealing     the dealer makes correlations, which needs no value of anybody, and the server gets them
+    preparing   the server masks the weights, and the client gets them
     step        all turns
-    total       these three, one after the other
     ahead       preparing and step: what is left when the dealer has dealt before
+    total       a whole step, all of these at once: server and client begin as soon as they have seeds, and what is
+                dealt is taken as it comes
     pipelined   a whole step in a row of them, in each of which the dealer deals for the next one
 
 and for each of them a row for
@@ -20,12 +21,13 @@ and for each of them a row for
     all                      seconds by the clock, megabytes that all parties sent
     server, client, dealer   seconds on a core (`busy_seconds`: at work by the clock), megabytes sent + received
 
-`rounds`: messages of the server that were answered. `relative_error`: of the worst tensor and step, the largest
-difference from float64 autograd over the largest gradient, of the loss summed over the batch (`..._in_fixed_point`:
-from the same step in the clear, whose ReLUs and poolings see the same rounded numbers). `ratio_to_plain`: seconds over
-those of a plain torch float32 step (on a core, in the parties' rows), which takes turns with ours; all spreads are over
-the repeats. `seconds_by_gate`, `megabytes_by_gate`: on a core, and as told or dealt; `messages` is encoding,
-sending and receiving them (`gate_clock`).
+`rounds`: messages of the server; a party speaks when it has something to say, so that both may speak at once.
+`relative_error`: of the worst tensor and step, the largest difference from float64 autograd over the largest gradient,
+of the loss summed over the batch (`..._in_fixed_point`: from the same step in the clear, whose ReLUs and poolings see
+the same rounded numbers). `ratio_to_plain`: seconds over those of a plain torch float32 step (on a core, in the
+parties' rows), which takes turns with ours; all spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`:
+on a core, and as told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and
+receiving them (`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
 """
 
 from __future__ import annotations
@@ -104,6 +106,8 @@ class MeasuredSteps:
     """One case. `plain`: seconds of plain steps by the clock and on a core, one for each step."""
 
     steps: list[StepCost] = field(default_factory=list)
+    """With their phases one after the other."""
+    at_once: list[StepCost] = field(default_factory=list)
     in_a_row: list[StepCost] = field(default_factory=list)
     plain: list[tuple[float, float]] = field(default_factory=list)
     relative_error: float = 0.0
@@ -130,18 +134,23 @@ def measure_sealed_step(
 
 
 def measure_case(server: StepServer, work: StepWork, repeats: int) -> MeasuredSteps:
-    """One step of each kind to warm up, then ours and the plain one in turn, then as many of ours in a row."""
+    """One step of each kind to warm up, then ours and the plain one in turn, then as many of ours in a row.
+
+    Ours twice: its phases one after the other, and all at once.
+    """
     found = MeasuredSteps()
     server.give(work)
     server.step()
+    server.step(at_once=True)
     work.plain_step()
     for _ in range(repeats):
         found.steps.append(server.step())
+        found.at_once.append(server.step(at_once=True))
         started, cpu = time.perf_counter(), time.process_time()
         work.plain_step()
         found.plain.append((time.perf_counter() - started, time.process_time() - cpu))
     found.in_a_row = server.steps_in_a_row(repeats)
-    words = [cost.words for cost in (*found.steps, *found.in_a_row)]
+    words = [cost.words for cost in (*found.steps, *found.at_once, *found.in_a_row)]
     found.relative_error = max(map(work.relative_error, words))
     found.relative_error_in_fixed_point = max(map(work.relative_error_in_fixed_point, words))
     return found
@@ -152,7 +161,7 @@ def case_rows(chosen: SealedStep, case: tuple[str, str, int], measured: Measured
     model, loss, batch_size = case
     rows = []
     for row_phase, phases in ROW_PHASES.items():
-        steps = measured.in_a_row if row_phase == PIPELINED else measured.steps
+        steps = {PIPELINED: measured.in_a_row, TOTAL: measured.at_once}.get(row_phase, measured.steps)
         rounds = sum(steps[0].phases[phase].rounds for phase in phases)
         for party in (ALL, *PARTIES):
             is_all = party == ALL
@@ -167,6 +176,7 @@ def case_rows(chosen: SealedStep, case: tuple[str, str, int], measured: Measured
                     "party": party,
                     **_spread("seconds", seconds),
                     **(_traffic_of_all(steps, phases) if is_all else _books_of(party, steps, phases)),
+                    **({} if is_all else _by_gate(party, measured.steps, phases)),
                     "rounds": rounds,
                     "relative_error": measured.relative_error,
                     "relative_error_in_fixed_point": measured.relative_error_in_fixed_point,
@@ -221,7 +231,6 @@ def _books_of(party: str, steps: Sequence[StepCost], phases: Sequence[str]) -> d
         "megabytes_received": received,
         "busy_seconds": median(lambda cost: cost.busy_seconds),
         "peak_memory_megabytes": max(cost.peak_memory_bytes[party] for cost in steps) / 1e6,
-        **_by_gate(party, steps, phases),
     }
 
 

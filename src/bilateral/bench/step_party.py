@@ -6,9 +6,10 @@ Everything passes through the server, as in a run:
 |---|---|---|---|
 | dealing | server | dealer | `DealOrder` |
 | dealing | dealer | server | `DealtForStep`: the seed it has with the server, and a sealed box for the client |
-| dealing | server | client | `BoxDelivery` |
-| preparing | server | client | `MaskedWeights`, and a seed that the dealer does not know |
-| step | server, client | each other | `StepTurn` |
+| dealing | dealer | server | `DealtParts`, unasked: what the server is dealt, as it is made |
+| preparing | server | client | `MaskedWeights`, the box, and a seed that the dealer does not know |
+| step | server | client | `StepBegin`, answered when the client has done its half |
+| step | server, client | each other | `StepTurn`, unasked: before one must listen, or as soon as it is much |
 
 `StepTaken` answers what needs no other answer.
 """
@@ -21,7 +22,7 @@ from typing import Final
 
 from torch import Tensor
 
-from bilateral.bench.gate_clock import BOX, LINEAR, REST, GateClock
+from bilateral.bench.gate_clock import DEALT, REST, GateClock
 from bilateral.bench.party import ORDERS, REPORTS, Heard, Party, Setup, run_party
 from bilateral.engine.remote.loopback import Connection
 from bilateral.errors import ProtocolError
@@ -54,7 +55,9 @@ class StepMessage(Message):
 
 @dataclass(frozen=True)
 class DealOrder(StepMessage):
-    pass
+    """`is_timed`: gate by gate, which takes time itself; 0 or 1."""
+
+    is_timed: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,19 +67,29 @@ class DealtForStep(StepMessage):
 
 
 @dataclass(frozen=True, repr=False)
-class BoxDelivery(StepMessage):
-    box: bytes
+class DealtParts(StepMessage):
+    """In order. The last message of a step has none."""
+
+    parts: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class MaskedWeights(StepMessage):
+    box: bytes
     seed: bytes
     weights: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
+class StepBegin(StepMessage):
+    """`is_timed` as of `DealOrder`."""
+
+    is_timed: int
+
+
+@dataclass(frozen=True)
 class StepTurn(StepMessage):
-    """What one computing party has to say until it must listen."""
+    """What one computing party has to say."""
 
     parts: tuple[Tensor, ...]
 
@@ -139,20 +152,24 @@ class GateCosts(Message):
 
 _PHASE_OF: Final[Mapping[type[Message], str]] = {
     DealOrder: DEALING,
-    BoxDelivery: DEALING,
+    DealtParts: DEALING,
     MaskedWeights: PREPARING,
+    StepBegin: STEP,
     StepTurn: STEP,
 }
 _ORDERS: Final = (*ORDERS, Setup, StepTask, GateRequest)
 _REPORTS: Final = (*REPORTS, GateCosts)
 MAY_HEAR: Final[Mapping[str, tuple[type[Message], ...]]] = {
-    CLIENT: (BoxDelivery, MaskedWeights, StepTurn, *_ORDERS, Batch, GradientRequest),
+    CLIENT: (MaskedWeights, StepBegin, StepTurn, *_ORDERS, Batch, GradientRequest),
     DEALER: (DealOrder, *_ORDERS),
 }
 MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
     CLIENT: (StepTaken, StepTurn, *_REPORTS, GradientWords),
-    DEALER: (DealtForStep, *_REPORTS),
+    DEALER: (DealtForStep, DealtParts, *_REPORTS),
 }
+UNASKED: Final[tuple[type[Message], ...]] = (StepTurn, DealtParts)
+_PARTS_BYTES: Final = 1 << 16
+"""So much that is dealt is worth a message."""
 
 
 def phase_of(message: Message) -> str:
@@ -197,68 +214,75 @@ class StepParty(Party):
 
 
 class DealerParty(StepParty):
-    def handle(self, message: Message) -> Message:
+    def handle(self, message: Message) -> Message | None:
+        """The seeds at once; what is dealt follows as it is made."""
         assert isinstance(message, DealOrder)
         randomness = SecureRandomness()
         with_server, with_client = (randomness.random_bytes(SEED_BYTES) for _ in range(2))
+        with self.clock.at(DEALT):
+            box = seal_box(self.keys, CLIENT, message.number, self.terms.digest, BoxContent(with_client))
+        self.say(DealtForStep(message.number, with_server, box))
         role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
-        self.clock.attach(role)
-        run(self.clock.walk(REST, step(role, None, None)))
-        with self.clock.at(BOX):
-            content = BoxContent(with_client, tuple(role.dealt))
-            box = seal_box(self.keys, CLIENT, message.number, self.terms.digest, content)
-        return DealtForStep(message.number, with_server, box)
+        role.on_dealt = lambda: self._pass_on(message.number, role, _PARTS_BYTES)
+        walk = step(role, None, None)
+        run(self.clock.timed(role, walk) if message.is_timed else walk)
+        self._pass_on(message.number, role, 0)
+        return DealtParts(message.number, ())
+
+    def _pass_on(self, number: int, role: Dealing, least: int) -> None:
+        """What was dealt and has not left, if there is as much."""
+        if role.dealt and sum(part.nbytes for part in role.dealt) >= least:
+            self.say(DealtParts(number, tuple(role.dealt)))
+            role.dealt.clear()
 
 
 class ClientParty(StepParty):
     def __init__(self, connection: Connection, name: str) -> None:
         super().__init__(connection, name)
         self._batch: Batch | None = None
-        self._boxes: dict[int, BoxContent] = {}
         self._role: Second | None = None
         self._speaker: Speaker[Tensor] | None = None
 
-    def handle(self, message: Message) -> Message:
+    def handle(self, message: Message) -> Message | None:
         match message:
-            case BoxDelivery():
-                with self.clock.at(BOX):
-                    content = open_box(self.keys, DEALER, message.number, self.terms.digest, message.box)
-                self._boxes[message.number] = content
-                return StepTaken(message.number)
             case MaskedWeights():
                 self._prepare(message)
                 return StepTaken(message.number)
+            case StepBegin():
+                number = message.number
+                work = self._work(is_timed=bool(message.is_timed))
+                self._speaker = Speaker(work, SERVER, early=lambda parts: self.say(StepTurn(number, parts)))
+                return self._spoken(number)
             case StepTurn():
-                return StepTurn(message.number, self._spoken(message.parts))
+                if self._speaker is None:
+                    raise ProtocolError(f"{self._name} heard of a step that has not begun.")
+                self._speaker.hear(message.parts, must_lead=False)
+                return self._spoken(message.number)
             case _:
                 raise self.refuse(message)
 
     def _prepare(self, message: MaskedWeights) -> None:
-        content = self._boxes.pop(message.number, None)
-        if content is None:
-            raise ProtocolError(f"{self._name}: nothing was dealt for step {message.number}.")
+        with self.clock.at(DEALT):
+            content = open_box(self.keys, DEALER, message.number, self.terms.digest, message.box)
         with_dealer, with_server = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
-        self._role = Second(self.terms, message.weights, content.dealt, with_dealer, with_server, DEALER)
+        self._role = Second(self.terms, message.weights, with_dealer, with_server)
         self._speaker = None
-        self.clock.attach(self._role)
-        with self.clock.at(LINEAR):
-            self._role.prepare()
 
-    def _spoken(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if self._speaker is None:
-            self._speaker = Speaker(self._work(), SERVER)
-        self._speaker.hear(parts, must_lead=False)
-        return self._speaker.take_told()
+    def _spoken(self, number: int) -> Message | None:
+        """What was told leaves; the answer to `StepBegin` comes when all is done."""
+        assert self._speaker is not None
+        if told := self._speaker.take_told():
+            self.say(StepTurn(number, told))
+        return StepTaken(number) if self._speaker.is_done else None
 
-    def _work(self) -> Work[Tensor]:
+    def _work(self, *, is_timed: bool) -> Work[Tensor]:
         role, batch = self._role, self._batch
         if role is None or batch is None:
             raise ProtocolError(f"{self._name} was asked for a step without a batch or masked weights.")
         with self.clock.at(REST):
             encoded = encode_batch(self.terms, batch.inputs, batch.targets)
-        found: Tensor = yield from self.clock.walk(REST, step(role, *encoded))
-        role.expect_all_used()
-        return found
+        walk = step(role, *encoded)
+        return (yield from self.clock.timed(role, walk) if is_timed else walk)
 
     def obey(self, order: Message) -> Message:
         match order:

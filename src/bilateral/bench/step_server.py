@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bilateral.bench.gate_clock import LINEAR, REST, GateClock
+from bilateral.bench.gate_clock import DEALT, LINEAR, GateClock
 from bilateral.bench.metering import MeteredTransport, PhaseCost, add_books
 from bilateral.bench.party import Heard, peak_memory_bytes
 from bilateral.bench.processes import agree_on_keys, ask_costs, started, tell
@@ -26,15 +27,17 @@ from bilateral.bench.step_party import (
     PHASES,
     PREPARING,
     STEP,
+    UNASKED,
     Batch,
-    BoxDelivery,
     DealOrder,
     DealtForStep,
+    DealtParts,
     GateCosts,
     GateRequest,
     GradientRequest,
     GradientWords,
     MaskedWeights,
+    StepBegin,
     StepMessage,
     StepTask,
     StepTurn,
@@ -47,9 +50,9 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.circuit.trainable import TrainableModel, compile_trainable
 from bilateral.protocols.share.gates.talk import Speaker
-from bilateral.protocols.share.training.parties import FirstParty, encode_batch, seed_of_step
+from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
 from bilateral.protocols.share.training.plain import plain_step
-from bilateral.protocols.share.training.roles import First, FirstModel
+from bilateral.protocols.share.training.roles import First, FirstModel, weight_masks
 from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.sizing import sized
 from bilateral.protocols.share.training.terms import Loss, StepTerms
@@ -134,9 +137,23 @@ class StepCost:
     gates: Mapping[str, GateCosts]
     words: Tensor
     box_bytes: int
-    """Of what is dealt to the client: it passes through the server, and is counted on both ways."""
+    """Of the client's seed: it passes through the server, and is counted on both ways."""
     peak_memory_bytes: Mapping[str, int]
     """Of every party's process, so far."""
+
+
+@dataclass(repr=False)
+class _Dealing:
+    """What has come of a step's dealing. Secret."""
+
+    seed: bytes | None = None
+    box: bytes | None = None
+    parts: deque[Tensor] = field(default_factory=deque)
+    is_done: bool = False
+
+    def take(self, parts: tuple[Tensor, ...]) -> None:
+        self.parts.extend(parts)
+        self.is_done = not parts
 
 
 class StepServer:
@@ -151,10 +168,10 @@ class StepServer:
         self._given: StepWork | None = None
         self._num_steps = self._num_tickets = self._box_bytes = 0
         self._replies: dict[int, Message] = {}
-        self._seeds: dict[int, bytes] = {}
-        """With the dealer, of every step that was dealt and not made."""
-        self._deliveries: dict[int, int] = {}
-        """The tickets of boxes that are on their way to the client."""
+        self._dealings: dict[int, _Dealing] = {}
+        """Of every step that was ordered and not made."""
+        self._heard: deque[tuple[Tensor, ...]] = deque()
+        """Turns of the client that the server has not come to."""
 
     def give(self, work: StepWork) -> None:
         """All steps from now on are of this network, on this batch."""
@@ -163,13 +180,15 @@ class StepServer:
             tell(self._switchboard, party, StepTask.of(work.terms), Heard)
         tell(self._switchboard, CLIENT, Batch(work.inputs, work.targets), Heard)
 
-    def step(self) -> StepCost:
-        """Dealing, preparing and the turns, one after the other."""
+    def step(self, *, at_once: bool = False) -> StepCost:
+        """Dealing, preparing and the turns: one after the other with every gate timed, or `at_once`, each as soon as it
+        can begin."""
         self._begin()
         started = time.perf_counter()
-        number = self._order()
-        self._await_box(number)
-        part = self._compute(number)
+        number = self._order(is_timed=not at_once)
+        if not at_once:
+            self._await_dealing(number)
+        part = self._compute(number, is_timed=not at_once)
         return self._cost(time.perf_counter() - started, part)
 
     def steps_in_a_row(self, count: int) -> list[StepCost]:
@@ -177,47 +196,75 @@ class StepServer:
 
         What the first needs is dealt before its clock starts; what a step after the last needs is dealt within.
         """
-        number = self._order()
-        self._await_box(number)
+        number = self._order(is_timed=False)
+        self._await_dealing(number)
         found = []
         for _ in range(count):
             self._begin()
             started = time.perf_counter()
-            following = self._order()
-            part = self._compute(number)
-            self._await_box(following)
+            following = self._order(is_timed=False)
+            part = self._compute(number, is_timed=False)
+            self._await_dealing(following)
             found.append(self._cost(time.perf_counter() - started, part))
             number = following
-        self._seeds.clear()
+        self._dealings.clear()
         return found
 
-    def _order(self) -> int:
+    def _order(self, *, is_timed: bool) -> int:
         """A dealing begins; the number of its step."""
         self._num_steps += 1
-        self._submit(DEALER, DealOrder(self._num_steps))
+        self._dealings[self._num_steps] = _Dealing()
+        self._submit(DEALER, DealOrder(self._num_steps, int(is_timed)))
         return self._num_steps
 
-    def _compute(self, number: int) -> Tensor:
-        """The step of this number, whose box the client has; the server's part of the gradient."""
-        work, with_dealer = self._work, self._seeds.pop(number)
+    def _compute(self, number: int, *, is_timed: bool) -> Tensor:
+        """The step of this number; the server's part of the gradient."""
+        work, dealing = self._work, self._dealings[number]
         with_client = self._randomness.random_bytes(SEED_BYTES)
         self._enter(PREPARING)
         with self._clock.at(LINEAR):
             model = FirstModel.of(work.terms, work.layers, work.limits)
-            masked = FirstParty(work.terms, model, with_dealer, with_client).masked_weights()
-        self._reply(self._submit(CLIENT, MaskedWeights(number, with_client, masked)))
+        while dealing.seed is None or dealing.box is None:
+            self._take_message()
+        with_dealer = seed_of_step(work.terms, dealing.seed)
+        with self._clock.at(LINEAR):
+            masked = tuple(
+                layer.weight + weight_masks(work.terms, with_dealer, place) for place, layer in enumerate(work.layers)
+            )
+        prepared = self._submit(CLIENT, MaskedWeights(number, dealing.box, with_client, masked))
         self._enter(STEP)
-        seeds = (seed_of_step(work.terms, seed) for seed in (with_dealer, with_client))
-        role = First(work.terms, model, *seeds)
-        self._clock.attach(role)
-        speaker: Speaker[Tensor] = Speaker(self._clock.walk(REST, step(role, None, None)), CLIENT)
-        told, is_first = speaker.take_told(), True
-        while told or is_first or not speaker.is_done:
-            reply = self._reply(self._submit(CLIENT, StepTurn(number, told)))
-            assert isinstance(reply, StepTurn)
-            speaker.hear(reply.parts, must_lead=False)
-            told, is_first = speaker.take_told(), False
+        taken = self._submit(CLIENT, StepBegin(number, int(is_timed)))
+        dealt = self._dealt(dealing)
+        role = First(work.terms, model, dealt, with_dealer, seed_of_step(work.terms, with_client), DEALER)
+        walk = step(role, None, None)
+
+        def say(parts: tuple[Tensor, ...]) -> None:
+            self._transport.say(CLIENT, StepTurn(number, parts))
+
+        speaker: Speaker[Tensor] = Speaker(self._clock.timed(role, walk) if is_timed else walk, CLIENT, early=say)
+        while True:
+            if told := speaker.take_told():
+                say(told)
+            if speaker.is_done:
+                break
+            while not self._heard:
+                self._take_message()
+            speaker.hear(self._heard.popleft(), must_lead=False)
+        for ticket in (prepared, taken):
+            self._reply(ticket)
+        role.expect_all_used()
+        del self._dealings[number]
         return speaker.result
+
+    def _dealt(self, dealing: _Dealing) -> Iterator[Tensor]:
+        """As it comes; waits for it."""
+        while True:
+            while not dealing.parts and not dealing.is_done:
+                with self._clock.at(DEALT):
+                    self._take_message()
+            if not dealing.parts:
+                return
+            yield dealing.parts.popleft()
 
     def _enter(self, phase: str) -> None:
         self._transport.enter(phase)
@@ -229,24 +276,28 @@ class StepServer:
             raise ProtocolError("The server was asked for a step before it had a network.")
         return self._given
 
-    def _await_box(self, number: int) -> None:
-        while number not in self._deliveries:
-            self._take_reply()
-        self._reply(self._deliveries.pop(number))
+    def _await_dealing(self, number: int) -> None:
+        while not self._dealings[number].is_done:
+            self._take_message()
 
     def _reply(self, ticket: int) -> Message:
         while ticket not in self._replies:
-            self._take_reply()
+            self._take_message()
         return self._replies.pop(ticket)
 
-    def _take_reply(self) -> None:
-        """A box that comes from the dealer is passed on at once."""
-        ticket, reply = self._transport.next_reply()
-        if isinstance(reply, DealtForStep):
-            self._seeds[reply.number], self._box_bytes = reply.seed, len(reply.box)
-            self._deliveries[reply.number] = self._submit(CLIENT, BoxDelivery(reply.number, reply.box))
-        else:
-            self._replies[ticket] = reply
+    def _take_message(self) -> None:
+        """The next of anybody, put where it belongs."""
+        ticket, message = self._transport.next_reply()
+        match message:
+            case DealtForStep():
+                dealing = self._dealings[message.number]
+                dealing.seed, dealing.box, self._box_bytes = message.seed, message.box, len(message.box)
+            case DealtParts():
+                self._dealings[message.number].take(message.parts)
+            case StepTurn():
+                self._heard.append(message.parts)
+            case _:
+                self._replies[ticket] = message
 
     def _submit(self, party: str, message: StepMessage) -> int:
         self._num_tickets += 1
@@ -275,5 +326,5 @@ class StepServer:
 @contextmanager
 def step_server(threads: int) -> Iterator[StepServer]:
     """Start client and dealer, and end them whatever happens."""
-    with started(_MODULE, MAY_SAY, threads) as switchboard:
+    with started(_MODULE, MAY_SAY, threads, UNASKED) as switchboard:
         yield StepServer(switchboard, threads)

@@ -36,6 +36,7 @@ from bilateral.cli.options import (
     named_in,
     parse_setting,
     resumed,
+    with_sound_defaults,
 )
 from bilateral.engine.kind import kind_of_plan
 from bilateral.engine.named_code import check_named, code_of
@@ -141,14 +142,14 @@ def audit_command(
     _check_choice("style", style, get_args(StyleName) if hetero else ())
     chosen: AnyPlan
     if resume is not None:
-        others = [value for key, value in named.items() if key not in ("data.name", "model.name")]
+        others = [value for key, value in named.items() if key not in ("data.name", "model.name", "training.loss")]
         given = (plan, settings, output, only, epsilon, mechanism, effort, style, hetero or None, *others)
         if any(value is not None for value in given):
             raise PlanError("--resume goes on with the plan of that audit.", remedy="Give no other settings with it.")
         task = AuditDirectory.open(resume).task()
         chosen = stored_plan(task)
         effort, style, only = task["effort"], task["style"], task["only"]
-        chosen = _resumed(resume, chosen, data, model)
+        chosen = _resumed(resume, chosen, data, model, loss)
     elif (outside := from_outside(plan)) is not None:
         if settings or hetero or any(value is not None for value in (epsilon, mechanism, *named.values())):
             raise PlanError(f"Plans of kind {outside[0].name!r} are audited as they are.", remedy="Give no settings.")
@@ -156,7 +157,8 @@ def audit_command(
     elif hetero:
         chosen = _hetero_plan(plan, named, settings)
     else:
-        chosen = build_plan(plan, {**named, **budget(plan, mechanism=mechanism, epsilon=epsilon)}, settings)
+        asked = {**named, **budget(plan, mechanism=mechanism, epsilon=epsilon)}
+        chosen = build_plan(plan, with_sound_defaults(plan, asked, settings), settings)
     if list_experiments:
         _list(chosen, json=json)
         return
@@ -241,10 +243,10 @@ def _hetero_plan(path: Path | None, named: dict[str, Any], settings: list[str] |
     return plan
 
 
-def _resumed(source: Path, plan: AnyPlan, data: str | None, model: str | None) -> AnyPlan:
+def _resumed(source: Path, plan: AnyPlan, data: str | None, model: str | None, loss: str | None) -> AnyPlan:
     """The plan of a stored audit to go on with; code that it names is named again."""
     if isinstance(plan, RunPlan):
-        return resumed(source, plan, "audit", data=data, model=model)
+        return resumed(source, plan, "audit", data=data, model=model, loss=loss)
     if isinstance(plan, HeteroPlan):
         return resumed(source, plan, "audit", data=data, models=model)
     if data is not None or model is not None:

@@ -12,8 +12,7 @@ from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.flare_extra import import_flare
-from bilateral.cli.options import Json
-from bilateral.engine.plan import load_plan
+from bilateral.cli.options import Json, deployable_plan
 from bilateral.errors import PlanError
 
 
@@ -48,7 +47,7 @@ def deploy_command(
       bilateral deploy larger-plan.toml --update federation
     """
     deployment = import_flare("deployment")
-    chosen = load_plan(plan)
+    chosen = deployable_plan(plan)
     if update is not None:
         if server or port or name or output:
             raise PlanError("--update keeps the server, port, name and directory.", remedy="Give it alone.")

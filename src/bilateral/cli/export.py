@@ -13,11 +13,13 @@ from rich.markup import escape
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
-from bilateral.engine.named_code import check_named_by_user
+from bilateral.data.dataset import Task
+from bilateral.engine.named_code import check_named_by_user, is_own_code
 from bilateral.engine.plan import load_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
+from bilateral.protocols.objective import Objective, make_objective
 from bilateral.runs.rounds.export import export_run, load_exported
 
 
@@ -32,6 +34,9 @@ def export_command(
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="package.module:function, if the run's data are.", show_default=False)
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="package.module:function, if the run's loss is.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -50,7 +55,7 @@ def export_command(
     """
     RunDirectory.open(run, load_plan)  # what is read comes first: an output is chosen for it
     check_writable(output)
-    card = export_run(run, output, data_dir=data_dir, model=model, data=data)
+    card = export_run(run, output, data_dir=data_dir, model=model, data=data, loss=loss)
     if json:
         print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
     else:
@@ -97,7 +102,7 @@ def predict_command(
         )
     inputs = dataset.test.inputs.to(getattr(torch, card.dtype))
     test = type(dataset.test)(inputs, dataset.test.targets)
-    metrics = evaluate(exported.model, test, card.loss)
+    metrics = evaluate(exported.model, test, _objective(card.loss, dataset.task))
     if output is not None:
         with torch.no_grad():
             _write_predictions(exported.model(inputs), card.class_names, output)
@@ -108,6 +113,11 @@ def predict_command(
         out.print(f"[bold]{name}[/] {value:.4f}")
     if output is not None:
         out.print(escape(f"{len(test)} predictions written to {output}"))
+
+
+def _objective(loss: str, task: Task) -> Objective:
+    """What the model was trained for; a function that only a file names is not run, and the usual loss is told."""
+    return make_objective("auto" if is_own_code(loss) else loss, task)
 
 
 def _write_predictions(outputs: torch.Tensor, class_names: tuple[str, ...], target: Path) -> None:

@@ -6,10 +6,12 @@ from typing import Annotated, cast
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import Json, parse_setting, parse_shape
+from bilateral.engine.suitability import Suitability, suitability
 from bilateral.errors import ModelError, PlanError
 from bilateral.models.builder import NormInputs
 from bilateral.models.coverage import Coverage, inspect
@@ -30,10 +32,10 @@ def inspect_command(
     ] = "exact",
     json: Json = False,
 ) -> None:
-    """What perturbation hides of a model, parameter by parameter.
+    """Which protections take a model, and what perturbation hides of it, parameter by parameter.
 
     scaled: elements with a secret factor. movable: elements that change place every round. clear: elements whose value
-    a client reads as it is.
+    a client reads as it is. fedavg and masks take any module: of what perturbation refuses, the reason is printed.
 
     Examples:
 
@@ -44,18 +46,37 @@ def inspect_command(
     shape = parse_shape(input_shape or ASSUMED_SHAPE)
     options = dict(parse_setting(text) for text in option or [])
     wanted = _norm_inputs(norm_inputs)
+    found: Coverage | None = None
     try:
         built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
-        found = inspect(built, torch.zeros(2, *shape), norm_inputs=wanted)
+        takers = suitability(built, shape, outputs)
+        try:
+            found = inspect(built, torch.zeros(2, *shape), norm_inputs=wanted)
+        except ModelError:
+            if not any(one.takes_it for one in takers):
+                raise
     except ModelError as error:
         if input_shape is not None:
             raise
         remedy = f"Samples of shape {ASSUMED_SHAPE} are assumed: give --input-shape if yours have another."
         raise ModelError(str(error), remedy=remedy) from error
     if json:
-        print_json(found.as_dict())
+        told = [{"protection": one.protection, "refusal": one.refusal} for one in takers]
+        print_json({**(found.as_dict() if found is not None else {}), "protections": told})
         return
-    _print_coverage(model, found)
+    if found is not None:
+        _print_coverage(model, found)
+    _print_takers(takers)
+
+
+def _print_takers(takers: tuple[Suitability, ...]) -> None:
+    out.print()
+    table = Table(box=None, header_style="bold")
+    table.add_column("protection", no_wrap=True)
+    table.add_column("takes this network", overflow="fold")
+    for one in takers:
+        table.add_row(one.protection, "yes" if one.takes_it else f"no: {escape(one.refusal)}")
+    out.print(table)
 
 
 def _norm_inputs(text: str) -> NormInputs:

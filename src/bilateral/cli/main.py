@@ -8,53 +8,57 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from bilateral.cli import (
-    ask,
-    audit,
-    bench,
-    compare,
-    deploy,
-    export,
-    hetero,
-    inspect,
-    ladder,
-    privacy,
-    run,
-    serve,
-    submit,
-    watch,
-)
 from bilateral.cli.console import err
+from bilateral.cli.lazy_commands import LazyCommands, add_lazily
 from bilateral.cli.memory import keep_freed_memory
 from bilateral.errors import BilateralError
 from bilateral.version import __version__
 
 app = typer.Typer(
     name="bilateral",
+    cls=LazyCommands,
     help="Federated deep learning: the server sees only sums, and clients train a model that they do not have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("run")(run.run_command)
-app.command("hetero")(hetero.hetero_command)
-app.command("audit")(audit.audit_command)
-app.command("leakage-page")(audit.leakage_page_command)
-app.command("watch")(watch.watch_command)
-app.command("deploy")(deploy.deploy_command)
-app.command("submit")(submit.submit_command)
-app.command("sites")(submit.sites_command)
-app.command("ladder")(ladder.ladder_command)
-app.command("compare")(compare.compare_command)
-app.command("inspect")(inspect.inspect_command)
-app.command("privacy")(privacy.privacy_command)
-app.command("export")(export.export_command)
-app.command("predict")(export.predict_command)
-app.command("serve")(serve.serve_command)
-app.command("ask")(ask.ask_command)
-app.command("deal")(serve.deal_command)
-app.command("bench")(bench.bench_command)
+_COMMANDS = {
+    "run": "Train a model with clients and a server that do not see each other's side; `--protection` says how far.",
+    "hetero": "Let clients with different networks teach each other; each learns only the sum of the others' answers.",
+    "audit": "Attack a plan from the place of each of its parties, and say which of its claims were not broken.",
+    "leakage-page": "Write the page on what leaks, from stored audits: what the papers claim, what attackers got, what "
+    "closes it.",
+    "report": "Write the page of a run: one HTML file that needs no network and no scripts.",
+    "watch": "Watch a run: progress, metrics, which site is in, which was missed and why.",
+    "deploy": "Write what the operators of a plan's parties need: start-up kits with certificates, identities and "
+    "settings.",
+    "submit": "Run a plan on a deployment and look after it: a new term begins when a site or the server comes back.",
+    "sites": "List the sites that are connected to a deployment's server, one a line.",
+    "ladder": "Which protections there are, from none to both directions: who sees what, and at what cost.",
+    "new": "Make a small project: a network, data, a plan, a script and a test. It runs at once, without a network.",
+    "explain": "Say in plain words what a plan hides from whom, what it does not, and what it costs, before anything "
+    "runs.",
+    "doctor": "Look at this machine: versions, processor, kernels, memory, data, NVIDIA FLARE, space; and say what to "
+    "do.",
+    "compare": "FedSGD and the protections side by side, on the same batches.",
+    "inspect": "Which protections take a model, and what perturbation hides of it, parameter by parameter.",
+    "privacy": "Print what a plan spends, or solve for the noise that meets a budget. Nothing is trained.",
+    "export": "Write a run's model for inference: exact predictions, scaled and permuted parameters.",
+    "predict": "Predict with an exported model and report how good it is.",
+    "serve": "Answer clients with a run's model, which stays here: they learn answers, and this server no question.",
+    "ask": "Ask a served model about inputs of one's own: only who asks learns the answers, and nothing "
+    "of the model else.",
+    "deal": "Deal for the clients of a `bilateral serve`, as a third party: it sees no model, no question and no "
+    "answer.",
+    "bench": "Measure this installation; both sides of a ratio are measured alternately in one process (or one "
+    "FLARE job).",
+}
+"""What `--help` says of each: the first line of the command's own help."""
+_ELSEWHERE = {"leakage-page": "audit", "sites": "submit", "predict": "export", "deal": "serve"}
+"""Commands that are not in the module of their name."""
+for _name, _line in _COMMANDS.items():
+    add_lazily(app, _name, f"bilateral.cli.{_ELSEWHERE.get(_name, _name)}", _line)
 
 
 @app.callback(invoke_without_command=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.markup import escape
 
 from bilateral.cli.console import out, print_json
 from bilateral.documents import parse_toml
+from bilateral.engine.kind import has_own_command, read_any
 from bilateral.engine.named_code import check_named, code_of
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
+from bilateral.protections.ladder import in_a_sentence
+from bilateral.protections.masks.protection import MASKS
 from bilateral.protections.registry import baseline_names, in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -32,7 +35,10 @@ DataName = Annotated[str | None, typer.Option("--data", help="Data set, e.g. dig
 ModelName = Annotated[str | None, typer.Option("--model", help="Model, e.g. mlp-5, resnet-20.", show_default=False)]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of rounds.", show_default=False)]
-LossName = Annotated[str | None, typer.Option("--loss", help="mse, ce or auto.", show_default=False)]
+LossName = Annotated[
+    str | None,
+    typer.Option("--loss", help="mse, ce, bce, huber, auto, or package.module:function.", show_default=False),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.", show_default=False)]
 Settings = Annotated[
     list[str] | None,
@@ -41,12 +47,22 @@ Settings = Annotated[
 
 
 PROTECTION_HELP = (
-    f"{in_words(protection_words())}; `bilateral ladder` says who sees what. Baselines of the papers: "
+    f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more. Baselines of the papers: "
     f"{', '.join(baseline_names())}."
 )
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""
+
+SOUND_RUN: Final[Mapping[str, Any]] = {
+    "protection": MASKS,
+    "model.name": "mlp-3",
+    "training.batch_size": 128,
+    "training.learning_rate": 0.3,
+    "training.rounds": 120,
+    "aggregation.width": "auto",
+}
+"""What a budget is spent on if nothing is said of it. On the digits: a few points from a training without noise."""
 
 
 def budget(
@@ -62,6 +78,31 @@ def budget(
     if multiplier is not None and epsilon is None:
         values["noise.epsilon"] = CLEAR
     return {"noise.mechanism": mechanism, **values}
+
+
+def with_sound_defaults(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    """`named`, and what makes a budget work where nothing was said of how the model is protected.
+
+    FedSGD under ring masks with clipping and noise: what the model learns from is one term, which noise harms least.
+    Whoever names a protection, a mechanism other than sound, a setting of perturbation or masks, or the squared error
+    is taken at their word, and so is a plan.
+    """
+    if not is_bare_budget(path, named, settings):
+        return named
+    said = {key for key, value in named.items() if value is not None}
+    said |= {parse_setting(text)[0] for text in settings or ()}
+    return {**named, **{key: value for key, value in SOUND_RUN.items() if key not in said}}
+
+
+def is_bare_budget(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> bool:
+    """Whether a budget for sound noise is given, and nothing that decides what the noise is added to."""
+    given = {key: value for key, value in named.items() if value is not None}
+    given.update(parse_setting(text) for text in settings or ())
+    has_budget = any(given.get(f"noise.{name}") not in (None, CLEAR) for name in ("epsilon", "noise_multiplier"))
+    if path is not None or not has_budget or given.get("noise.mechanism") != SOUND:
+        return False
+    decided = ("protection", "perturbation", "aggregation.masks")
+    return given.get("training.loss") != "mse" and not any(key.startswith(decided) for key in given)
 
 
 def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> RunPlan:
@@ -84,14 +125,14 @@ def named_in(changes: Any) -> Iterator[str]:
 
 
 def resumed(source: Path, plan: AnyPlan, command: str, **named: str | None) -> AnyPlan:
-    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model` or `models`)."""
+    """A stored plan to go on with. `named`: functions in it, named again (as `data`, `model`, `models` or `loss`)."""
     stored: dict[str, str] = {"data": plan.data.name, **code_of(plan)}
     if isinstance(plan, RunPlan):
-        stored["model"] = plan.model.name
+        stored |= {"model": plan.model.name, "loss": plan.training.loss}
     if any(name is not None and name != stored.get(what) for what, name in named.items()):
         raise PlanError(
             f"--resume goes on with the plan of {source}.",
-            remedy="Give no other settings with it; --data and --model only to name code of that plan again.",
+            remedy="Give no other settings with it; --data, --model and --loss only to name code of that plan again.",
         )
     check_named(source, plan, named.values(), ("bilateral", command, "--resume", str(source)))
     return plan
@@ -123,6 +164,11 @@ def write_new_plan(text: str, path: Path, *, json: bool) -> None:
         print_json({"plan": str(path)})
     else:
         out.print(f"Plan written to {escape(str(path))}")
+
+
+def deployable_plan(path: Path) -> Any:
+    """A plan for sites on machines of their own: of rounds, or of a kind without a command for its plans."""
+    return load_plan(path) if has_own_command(path) else read_any(path)[1]
 
 
 def check_trained(values: Mapping[str, Any]) -> None:

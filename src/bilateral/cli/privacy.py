@@ -22,6 +22,7 @@ from bilateral.cli.options import (
     Settings,
     budget,
     build_plan,
+    with_sound_defaults,
 )
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
@@ -59,6 +60,8 @@ def privacy_command(
 
     Examples:
 
+      bilateral privacy --epsilon 8     (of what `bilateral run --epsilon 8` runs)
+
       bilateral privacy --data breast-cancer --model mlp-3 --loss mse --epsilon 8
 
       bilateral privacy plan.toml --noise-multiplier 1.1
@@ -74,7 +77,7 @@ def privacy_command(
         "noise.delta": delta,
         **budget(plan, mechanism=mechanism, epsilon=epsilon, multiplier=noise_multiplier),
     }
-    chosen = build_plan(plan, named, settings)
+    chosen = build_plan(plan, with_sound_defaults(plan, named, settings), settings)
     report = privacy_of(chosen, data_dir=data_dir)
     if json:
         print_json(_as_dict(chosen, report))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, get_args
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from bilateral.cli.any_kind import from_outside, print_guarantee, run_any_kind, stopped
+from bilateral.cli.any_kind import from_outside, run_any_kind, stopped
 from bilateral.cli.console import ProgressBar, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
 from bilateral.cli.hetero import hetero_command
@@ -30,10 +29,13 @@ from bilateral.cli.options import (
     budget,
     build_plan,
     check_trained,
+    is_bare_budget,
     parse_setting,
     resumed,
+    with_sound_defaults,
     write_new_plan,
 )
+from bilateral.cli.run_result import print_result
 from bilateral.engine.kind import ROUNDS, RunKind, kind_of_plan
 from bilateral.engine.named_code import code_of
 from bilateral.engine.plan import RunPlan, dump_plan, load_plan
@@ -44,8 +46,11 @@ from bilateral.engine.run_story import SiteState
 from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.learning.evaluation import main_metric
-from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.sealed.protection import SEALED
+from bilateral.report.run_page.page import write_run_page
+from bilateral.report.tracking import trackers
+from bilateral.runs.rounds.callbacks import Callback
+from bilateral.runs.rounds.extend import extend_run
 from bilateral.runs.rounds.in_process import run
 
 FIRST_RUN: Final = {"protection": SEALED, "model.name": "mlp-3"}
@@ -65,7 +70,8 @@ def run_command(
     protection: Annotated[str | None, typer.Option(help=PROTECTION_HELP, show_default=False)] = None,
     masks: Annotated[str | None, typer.Option(help="ring, float or none.", show_default=False)] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Sound differential privacy with this budget.", show_default=False)
+        float | None,
+        typer.Option(help="Sound differential privacy with this budget for the whole run.", show_default=False),
     ] = None,
     dropout: Annotated[
         float | None, typer.Option(help="Simulate clients that die: chance a round.", show_default=False)
@@ -88,6 +94,10 @@ def run_command(
             help="Train FedSGD beside it and compare; by default yes, except with sound noise.",
             show_default=False,
         ),
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="tensorboard, mlflow or wandb (offline); may be repeated.", show_default=False),
     ] = None,
     write_plan: Annotated[
         Path | None, typer.Option(help="Write the plan to a file and stop.", show_default=False)
@@ -115,9 +125,13 @@ def run_command(
 
       bilateral run --protection sealed --data breast-cancer --model mlp-3 --loss mse --dealer auditor --rounds 30
 
+      bilateral run --epsilon 8     (sound differential privacy: FedSGD under masks, beside FedSGD without noise)
+
       bilateral run --data breast-cancer --model mlp-3 --loss mse --noise offset --epsilon 8 --rounds 30
 
       bilateral run --resume out
+
+      bilateral run --resume out --rounds 300     (so many in all)
 
       bilateral run --engine flare-poc --clients 3 --rounds 50 --output out     (elsewhere: bilateral watch out)
     """
@@ -148,14 +162,11 @@ def run_command(
         )
         return
     if resume is not None:
-        others = (value for key, value in named.items() if key not in ("data.name", "model.name"))
-        if plan is not None or settings or output or epsilon or any(value is not None for value in others):
+        if plan is not None or settings or output or epsilon:
             raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
-        chosen, output = resumed(resume, RunDirectory.open(resume, load_plan)[1], "run", data=data, model=model), resume
+        chosen, output = _resumed_plan(resume, named, engine), resume
     else:
-        asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
-        is_first = plan is None and not _says_more(asked, settings)
-        chosen = build_plan(plan, asked | FIRST_RUN if is_first else asked, settings)
+        chosen, reference = _new_plan(plan, named, settings, epsilon, reference)
     if write_plan is not None:
         write_new_plan(dump_plan(chosen), write_plan, json=json)
         return
@@ -164,15 +175,51 @@ def run_command(
         ProgressBar(title, quiet=quiet) as bar,
         interruptible("Stopping after this round; once more to stop at once.") as interrupted,
     ):
-        result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted)
+        told = trackers(track or ())
+        result = _run(chosen, engine, output, data_dir, resume is not None, reference, bar, interrupted, told)
+    page = None if result.output is None else write_run_page(result.output)
     if json:
         print_json(result.as_dict())
     else:
-        _print_result(result.as_dict())
+        print_result(result.as_dict())
+        if page is not None:
+            out.print(f"Report:  {escape(str(page))}")
     if not result.finished:
         said = f"Stopped after round {result.rounds}."
         raise stopped(said, "run", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
     check_trained(result.as_dict())
+
+
+def _resumed_plan(run_directory: Path, named: Mapping[str, Any], engine: str) -> RunPlan:
+    """The plan of a stored run; of more rounds, if they are named."""
+    given_again = ("data.name", "model.name", "training.loss", "training.rounds")
+    if any(value is not None for key, value in named.items() if key not in given_again):
+        raise PlanError("--resume goes on with the plan of that run.", remedy="Give no other settings with it.")
+    data, model, loss, rounds = (named[key] for key in given_again)
+    if rounds is not None and engine != IN_PROCESS:
+        raise PlanError(
+            "Only runs of one process are extended: sites accept a plan with its number of rounds.",
+            remedy="Start a run of more rounds there.",
+        )
+    stored = RunDirectory.open(run_directory, load_plan)[1]
+    chosen = resumed(run_directory, stored, "run", data=data, model=model, loss=loss)
+    return chosen if rounds is None else extend_run(run_directory, rounds)
+
+
+def _new_plan(
+    plan: Path | None,
+    named: Mapping[str, Any],
+    settings: list[str] | None,
+    epsilon: float | None,
+    reference: bool | None,
+) -> tuple[RunPlan, bool | None]:
+    """The plan that options and a file say; and whether FedSGD is trained beside it, if they say that."""
+    asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
+    if reference is None and is_bare_budget(plan, asked, settings):
+        reference = True  # what it costs is the first question
+    asked = with_sound_defaults(plan, asked, settings)
+    is_first = plan is None and not _says_more(asked, settings)
+    return build_plan(plan, asked | FIRST_RUN if is_first else asked, settings), reference
 
 
 def _says_more(named: Mapping[str, Any], settings: list[str] | None) -> bool:
@@ -215,7 +262,10 @@ def _run(
     reference: bool | None,
     bar: ProgressBar,
     interrupted: list[int],
+    callbacks: Sequence[Callback],
 ) -> _Result:
+    if callbacks and engine != IN_PROCESS:
+        raise PlanError("--track is for runs in one process.", remedy="Elsewhere: bilateral watch, and metrics.csv.")
     if engine == IN_PROCESS:
         return run(
             plan,
@@ -224,6 +274,7 @@ def _run(
             resume=resume,
             reference=reference,
             on_round=lambda report: bar.update(report.round_index, report.num_rounds, str(report)),
+            callbacks=callbacks,
             should_stop=lambda: bool(interrupted),
         )
     launch = import_flare("launch")
@@ -253,45 +304,3 @@ def _status_note(status: RunStatus) -> str:
     metric, value = main_metric(status.metrics)
     away = [site.name for site in status.sites if site.state is SiteState.MISSED]
     return f"{metric} {value:.4f}" + (f"  without {', '.join(away)}" if away else "")
-
-
-def _print_result(values: dict[str, Any]) -> None:
-    metric, metrics = values["metric"], values["metrics"]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row(metric, f"{values['metric_value']:.4f}")
-    for name, other in metrics.items():
-        if name != metric:
-            table.add_row(name, f"{other:.4f}")
-    if values["metrics_of_fedavg"] is not None:
-        table.add_row(f"{metric} of FedSGD, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}")
-        table.add_row(
-            "largest difference of weights to FedSGD",
-            f"{values['difference_to_fedavg']:.1e} (relative, all rounds)",
-        )
-    if values.get("recovery_error") is not None:
-        table.add_row("recovery checked before round 1", f"{values['recovery_error']:.0e} against plain autograd")
-    if values["rounds_failed"]:
-        table.add_row("rounds without enough clients", f"{len(values['rounds_failed'])} (they changed nothing)")
-    if incidents := values["incidents"]:
-        table.add_row("messages refused", f"{len(incidents)}, the first in round {incidents[0]['round_index']}:")
-        table.add_row("", escape(incidents[0]["reason"]))
-    table.add_row("sent up / down", f"{values['megabytes_up']:.1f} MB / {values['megabytes_down']:.1f} MB")
-    table.add_row("rounds, time", f"{values['rounds']}, {values['seconds']:.1f} s")
-    if (dealer := values.get("dealer")) is not None:
-        who = "another client, drawn anew in every round" if dealer == ROTATING else f"{escape(dealer)}, without data"
-        table.add_row("what a client saw", "nothing of the model: words that are uniform to it")
-        table.add_row("who dealt for it", who)
-    if (view := values["client_view"]) is not None:
-        off = 100 * view["weights_relative_difference"]
-        table.add_row("what a client saw", f"weights {off:.0f} % off the true ones")
-        table.add_row("", f"{100 * view['fraction_clear']:.2f} % of the parameters in the clear")
-        seen, true = view["metric_as_seen"], view["metric_of_true_model"]
-        told = "without the noise that it was told" if view["noise_is_told"] else "true"
-        table.add_row("", f"{view['metric']} {seen:.4f} if it takes outputs as they come ({told}: {true:.4f})")
-    out.print(table)
-    print_guarantee(values["guarantee"])
-    if values["output"] is not None:
-        out.print("\nThis was a simulation: all parties ran here, with secrets drawn from the seed.")
-        out.print(f"Results: {escape(values['output'])}")

@@ -16,6 +16,7 @@ from rich.markup import escape
 from bilateral.cli.any_kind import print_guarantee
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.options import DataDir, Json, Quiet
+from bilateral.cli.serve_over_flare import LOOPBACK, plan_of, serve_over_flare, write_serving_plan
 from bilateral.engine.plan import load_plan
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DeploymentError, PlanError
@@ -51,6 +52,17 @@ def serve_command(
     ] = None,
     questions: Annotated[int, typer.Option(help="So many questions for each client, ever.", min=1)] = DEFAULT_QUESTIONS,
     reveal: RevealOption = "logits",
+    engine: Annotated[
+        str, typer.Option(help="loopback; or flare-poc, flare-sim: a trial on NVIDIA FLARE, a process a party.")
+    ] = LOOPBACK,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --engine: directory of the service.", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With --engine: go on with the one in --output.")] = False,
+    write_plan: Annotated[
+        Path | None,
+        typer.Option(help="Write the plan of this service for `bilateral deploy` and stop.", show_default=False),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port on 127.0.0.1; 0 keeps the last one, or takes a free one.", min=0, max=65535)
     ] = 0,
@@ -60,6 +72,9 @@ def serve_command(
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="package.module:function, if the run's data are.", show_default=False)
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="package.module:function, if the run's loss is.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -80,11 +95,25 @@ def serve_command(
       bilateral serve out --client ward-3 --client ward-7 --dealer auditor --reveal class
 
       bilateral deal out/serving/kits/auditor
+
+      bilateral serve out --client ward-3 --dealer auditor --engine flare-poc --output service
+
+      bilateral serve first --client ward-3 --dealer auditor --write-plan serving.toml
     """
+    if write_plan is not None or engine != LOOPBACK:
+        wanted = plan_of(run.name, client or ["client"], dealer or OWN_DEALER, questions, checked_reveal(reveal))
+        if write_plan is not None:
+            write_serving_plan(wanted, write_plan, json=json)
+            return
+        code = {"model": model, "data": data}
+        serve_over_flare(wanted, run, engine, output=output, resume=resume, data_dir=data_dir, code=code, json=json)
+        return
+    if output is not None or resume:
+        raise PlanError("--output and --resume are for a service over FLARE.", remedy="Add --engine flare-poc.")
     RunDirectory.open(run, load_plan)  # what is read comes first
     revealed = checked_reveal(reveal)
     served = ServedModel.of_run(
-        run, ("bilateral", "serve", str(run)), data_dir=data_dir, model=model, data=data, reveal=revealed
+        run, ("bilateral", "serve", str(run)), data_dir=data_dir, model=model, data=data, loss=loss, reveal=revealed
     )
     randomness = SecureRandomness()
     folder = ServingFolder(run, dealer or OWN_DEALER, client or ["client"], randomness)

@@ -12,9 +12,11 @@ from rich.table import Table
 
 from bilateral.cli.console import ProgressBar, err, interruptible, out, print_json
 from bilateral.cli.flare_extra import import_flare
-from bilateral.cli.options import Json, Quiet, check_trained
-from bilateral.engine.plan import load_plan
+from bilateral.cli.options import Json, Quiet, check_trained, deployable_plan
+from bilateral.cli.serve_over_flare import print_service
+from bilateral.engine.kind import kind_of_plan
 from bilateral.learning.evaluation import main_metric
+from bilateral.serving.hosted.plan import ServingPlan
 
 
 def submit_command(
@@ -44,7 +46,7 @@ def submit_command(
       bilateral submit KIT plan.toml --detach --json
     """
     submission = import_flare("submission")
-    chosen = load_plan(plan)
+    chosen = deployable_plan(plan)
     run = name or submission.new_run_name()
     again = shlex.join(["bilateral", "submit", str(kit), str(plan), "--name", run, "--resume"])
     try:
@@ -70,12 +72,15 @@ def submit_command(
     elif submitted.values is None:
         out.print(f"Run {escape(run)} was handed over as job {submitted.job_id}.")
         out.print(f"Look after it with: {escape(again)}")
+    elif isinstance(chosen, ServingPlan) and "questions" in submitted.values:
+        print_service(submitted.values)
     elif submitted.finished:
         _print_result(run, submitted.values)
     if submitted.values is not None and not submitted.finished:
-        err.print(f"Stopped after round {submitted.rounds}. Go on with: {escape(again)}", soft_wrap=True)
+        unit = kind_of_plan(chosen).outline(chosen).unit
+        err.print(f"Stopped after {unit} {submitted.rounds}. Go on with: {escape(again)}", soft_wrap=True)
         raise typer.Exit(130)
-    if submitted.values is not None:
+    if submitted.values is not None and not isinstance(chosen, ServingPlan):
         check_trained(submitted.values)
 
 

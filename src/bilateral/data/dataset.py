@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from bilateral.arguments import explained
 from bilateral.data.conversion import described, holds_text, tensor_if_array, tuple_if_list
 from bilateral.errors import DataError
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "multi-label", "segmentation"]
+"""One class a sample; real values; 0 or 1 for each of several labels; one class a place (a pixel)."""
+TASKS_IN_WORDS: Final = " or ".join(f'"{task}"' for task in get_args(Task))
 _ENCODE_TEXT: Final = (
     "Encode texts as numbers, over both splits at once: `names, numbers = numpy.unique(texts, return_inverse=True)`."
 )
@@ -29,8 +31,9 @@ _ENCODE_TEXT: Final = (
 class Split:
     """Samples with their targets, the sample index first; images are NCHW.
 
-    `targets` are int64 `[N]` for classification and float32 `[N, outputs]` for regression. `sites` names, for
-    every sample, the place it came from, where the data are a natural federation. Arrays of numpy become tensors.
+    `targets` are int64 `[N]` for classification, int64 `[N, ...]` for segmentation, and float32 `[N, outputs]` for
+    regression and, all 0 or 1, for several labels a sample. `sites` names, for every sample, the place it came from,
+    where the data are a natural federation. Arrays of numpy become tensors.
     """
 
     inputs: Tensor
@@ -84,11 +87,10 @@ def validate(dataset: Dataset) -> Dataset:
     one of its consequences.
     """
     _check_name(dataset.name)
-    if dataset.task not in ("classification", "regression"):
+    if dataset.task not in get_args(Task):
         raise DataError(
-            f'Expected the task of dataset "{dataset.name}" to be "classification" or "regression", '
-            f'got "{dataset.task}".',
-            remedy="Set `task` to one of the two in the loader.",
+            f'Expected the task of dataset "{dataset.name}" to be {TASKS_IN_WORDS}, got "{dataset.task}".',
+            remedy="Set `task` to one of them in the loader.",
         )
     if type(dataset.num_outputs) is not int or dataset.num_outputs < 1:
         raise DataError(
@@ -208,17 +210,43 @@ def _check_targets(split: Split, where: str, task: Task, num_outputs: int) -> No
                 remedy="For regression, use `targets.float().reshape(len(targets), -1)` and set num_outputs.",
             )
         return
+    if task == "multi-label":
+        _check_labels(targets, where, num_outputs, got)
+        return
+    if task == "segmentation" and targets.dtype == torch.int64 and targets.ndim > 1:
+        _check_class_range(targets, where, num_outputs)
+        return
     if targets.dtype != torch.int64 or targets.ndim != 1:
         raise DataError(
             f"Expected int64 targets of shape [{len(split)}] in {where}, {got}.",
             remedy="For classification, give the class index of every sample: "
             f"{_to_class_index(targets, num_outputs)}.",
         )
-    wrong = torch.nonzero((targets < 0) | (targets >= num_outputs)).flatten()
+    _check_class_range(targets, where, num_outputs)
+
+
+def _check_labels(targets: Tensor, where: str, num_outputs: int, got: str) -> None:
+    if targets.dtype != torch.float32 or targets.shape[1:] != (num_outputs,):
+        raise DataError(
+            f"Expected float32 targets of shape [samples, {num_outputs}] in {where}, {got}.",
+            remedy="For several labels a sample, mark each that applies with 1, all others with 0: a column a label.",
+        )
+    wrong = torch.nonzero(((targets != 0) & (targets != 1)).any(1)).flatten()
     if len(wrong):
         raise DataError(
+            f"Expected 0 or 1 for each label in {where}, got other values in {len(wrong)} rows, the first at row "
+            f"{int(wrong[0])}.",
+            remedy="Mark each label that applies with 1, all others with 0.",
+        )
+
+
+def _check_class_range(targets: Tensor, where: str, num_outputs: int) -> None:
+    wrong = torch.nonzero((targets < 0) | (targets >= num_outputs))
+    if len(wrong):
+        first = wrong[0].tolist()
+        raise DataError(
             f"Expected labels between 0 and {num_outputs - 1} in {where}, got {len(wrong)} outside, "
-            f"the first ({int(targets[wrong[0]])}) at row {int(wrong[0])}.",
+            f"the first ({int(targets[tuple(first)])}) at row {first[0]}.",
             remedy="Number the classes from 0, or raise num_outputs.",
         )
 

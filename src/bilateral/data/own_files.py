@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from bilateral.data.bounded import open_arrays
-from bilateral.data.dataset import Dataset, Split, Task
+from bilateral.data.dataset import TASKS_IN_WORDS, Dataset, Split, Task
 from bilateral.data.files import reading
 from bilateral.errors import DataError, MissingDataError
 
@@ -51,7 +51,7 @@ def load_npz(
     site trains, a server tests); the other split is then the same one. `title`: what the data are called in reports.
     """
     if task not in get_args(Task):
-        raise DataError(f'Expected `task` to be "classification" or "regression", got {task!r}.')
+        raise DataError(f"Expected `task` to be {TASKS_IN_WORDS}, got {task!r}.")
     if part not in get_args(Part):
         raise DataError(f"Expected `part` to be one of {', '.join(get_args(Part))}, got {part!r}.")
     if num_outputs is not None and (type(num_outputs) is not int or num_outputs < 1):
@@ -98,7 +98,7 @@ def _inputs(values: NDArray[Any], where: str) -> torch.Tensor:
 
 
 def _targets(values: NDArray[Any], task: Task, where: str) -> torch.Tensor:
-    if task == "regression":
+    if task in ("regression", "multi-label"):
         targets = _inputs(values, where)
         return targets.unsqueeze(1) if targets.ndim == 1 else targets
     if values.dtype.kind not in "biu":
@@ -117,7 +117,7 @@ def _float32(values: NDArray[Any]) -> torch.Tensor:
 
 
 def _num_outputs(task: Task, train: Split, test: Split) -> int:
-    if task == "regression":
+    if task in ("regression", "multi-label"):
         return int(train.targets.shape[1]) if train.targets.ndim == 2 else 1
     largest = max(int(split.targets.max()) if split.targets.numel() else 0 for split in (train, test))
     if largest >= MAX_INFERRED:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from bilateral.data.dataset import Dataset, Split, Task
 from bilateral.data.files import Source, find_file, reading
 from bilateral.data.sampling import hold_out, limit, standardise
 from bilateral.errors import DataError
+
+_TASKS: Final[tuple[Task, ...]] = ("classification", "regression")
 
 Rows = list[list[str]]
 
@@ -85,9 +87,9 @@ def load_bank_marketing(
     The length of the call (`duration`) is known only once the answer is, and left out unless `with_duration`.
     Categories come from the whole file, so that the number of inputs does not depend on the split.
     """
-    if task not in get_args(Task):
+    if task not in _TASKS:
         raise DataError(
-            f'Expected the task of "bank-marketing" to be {" or ".join(get_args(Task))}, got "{task}".',
+            f'Expected the task of "bank-marketing" to be {" or ".join(_TASKS)}, got "{task}".',
             remedy="Choose one of the two, or leave `task` out for regression.",
         )
     directory = _BANK.require_directory(data_dir)

@@ -20,7 +20,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
 from bilateral.learning.problem import Member, Problem, Share
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective, make_objective
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
 
@@ -37,6 +37,8 @@ class Federation:
     """Training data that live here: all of a simulation's, one site's, or none at a server."""
     test: Split | None = field(default=None, repr=False)
     """The server's."""
+    validation: Split | None = field(default=None, repr=False)
+    """The server's too: what the best model is chosen by. None of it is in `test`."""
 
     @property
     def names(self) -> list[str]:
@@ -119,27 +121,51 @@ def member_names(plan: RunPlan, data_dir: Path | None = None) -> tuple[str, ...]
     return _checked_names(names)
 
 
-def loss_of(plan: RunPlan, task: Task) -> Loss:
+def objective_of(plan: RunPlan, task: Task) -> Objective:
     """The plan's loss: what it says, or what `auto` means for this task."""
-    if plan.training.loss != "auto":
-        return plan.training.loss
-    return "ce" if task == "classification" else "mse"
+    chosen = plan.training
+    return make_objective(
+        chosen.loss,
+        task,
+        class_weights=chosen.class_weights,
+        label_smoothing=chosen.label_smoothing,
+        huber_delta=chosen.huber_delta,
+    )
 
 
 def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
     test = Split(dataset.test.inputs.to(_dtype(plan)), dataset.test.targets)
+    test, validation = _held_out(plan, test)
     problem = Problem(
         dataset.name,
         dataset.task,
         dataset.input_shape,
         dataset.num_outputs,
-        loss_of(plan, dataset.task),
+        objective_of(plan, dataset.task),
         test.inputs[:NUM_CALIBRATION_SAMPLES],
         tuple(dataset.class_names),
     )
     by_site = not plan.data.sites and plan.federation.partition == "site"
     names = _names_in(plan, dataset) if by_site else member_names(plan)
-    return Federation(problem, tuple(Member(name) for name in _checked_names(names)), {}, test)
+    return Federation(problem, tuple(Member(name) for name in _checked_names(names)), {}, test, validation)
+
+
+def _held_out(plan: RunPlan, test: Split) -> tuple[Split, Split | None]:
+    """The server's test data without what choosing takes, and that; of each class its part in both."""
+    share = plan.evaluation.validation
+    if not share:
+        return test, None
+    order = SeededRandomness(plan.seed, "validation").permutation(len(test))
+    if test.targets.dim() == 1:  # by class, each in its random order
+        order = order[test.targets[order].argsort(stable=True)]
+    places = torch.arange(len(test))
+    chosen = ((places + 1) * share).floor() > (places * share).floor()
+    if not 0 < int(chosen.sum()) < len(test):
+        raise DataError(
+            f"evaluation.validation = {share:g} of {len(test)} test samples leaves nothing to validate on, or to test.",
+            remedy="Choose a share between, or give the server more test data.",
+        )
+    return test.subset(order[~chosen].sort().values), test.subset(order[chosen].sort().values)
 
 
 def _names_in(plan: RunPlan, dataset: Dataset) -> tuple[str, ...]:
@@ -162,7 +188,7 @@ def _dealt(plan: RunPlan, dataset: Dataset) -> list[ClientShare]:
 def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | None) -> Share:
     """A client's samples with targets as the loss wants them, in the plan's precision."""
     own = dataset.train if dealt is None else dataset.train.subset(dealt.indices)
-    own = prepare_targets(own, dataset.num_outputs, loss_of(plan, dataset.task))
+    own = prepare_targets(own, dataset.num_outputs, objective_of(plan, dataset.task))
     train = Share(
         own.inputs.to(_dtype(plan)), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
     )

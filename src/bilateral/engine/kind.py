@@ -22,12 +22,19 @@ from bilateral.engine.events import Event
 from bilateral.errors import PlanError
 from bilateral.learning.secrets import Secrets
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.mask.keys import Identity
 from bilateral.protocols.messages import Message
 
-ROUNDS, HETERO = "rounds", "hetero"
+ROUNDS, HETERO, SERVING = "rounds", "hetero", "serving"
 ENROLMENT: Final = -1
 """The lane of what is said before the first step. Others, from 0, are a kind's own."""
-_TABLE: Final = MappingProxyType({ROUNDS: "bilateral.runs.rounds.kind", HETERO: "bilateral.runs.hetero.kind"})
+_TABLE: Final = MappingProxyType(
+    {
+        ROUNDS: "bilateral.runs.rounds.kind",
+        HETERO: "bilateral.runs.hetero.kind",
+        SERVING: "bilateral.serving.hosted.kind",
+    }
+)
 """The kinds of this package, each by the module whose `KIND` it is: imported when it is asked for."""
 _added: dict[str, RunKind[Any]] = {}
 
@@ -134,6 +141,24 @@ class ServerRun(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, repr=False)
+class KitAround:
+    """What is in the kit of a party of a deployment, for kinds that ask for it.
+
+    `pinned`: the public identity keys of all sites. `identity`: a site's own. `key_file`: where it is. `runs`: the
+    server's run directories. `counters`: what was counted, made with the kit. `code`: functions that the operator has
+    allowed a plan to name.
+    """
+
+    folder: Path
+    pinned: Mapping[str, bytes]
+    identity: Identity | None = None
+    key_file: Path | None = None
+    runs: Path | None = None
+    counters: Path | None = None
+    code: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ServerAround:
     """What the server's side finds around itself. The last four are the shell's.
@@ -150,6 +175,7 @@ class ServerAround:
     data_dir: Path | None = None
     data_settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    kit: KitAround | None = None
     path: Path | None = None
     """The run directory, if it is there already."""
     tell: Callable[[Event], None] = lambda _: None
@@ -175,6 +201,7 @@ class SiteAround:
     options: Mapping[str, Any] = field(default_factory=dict)
     store: Path | None = None
     spent_file: Path | None = None
+    kit: KitAround | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +228,8 @@ class Outline:
     timeout: float = 0.0
     patience: float = 0.0
     longest_step: float = 0.0
+    is_open: bool = False
+    """Sites may come at any time, before the first step is done too."""
 
 
 class RunKind(Protocol[P]):

@@ -37,7 +37,7 @@ def is_own_code(name: str) -> bool:
 def code_of(plan: RunPlan | NamesCode) -> dict[str, str]:
     """What a plan would run besides this package, by the option that names it."""
     if isinstance(plan, RunPlan):
-        found: dict[str, str] = {"data": plan.data.name, "model": plan.model.name}
+        found: dict[str, str] = {"data": plan.data.name, "model": plan.model.name, "loss": plan.training.loss}
     else:
         found = plan.names()
     return {what: name for what, name in found.items() if is_own_code(name)}

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
     Field,
+    PlainValidator,
     PrivateAttr,
     SerializationInfo,
     SerializerFunctionWrapHandler,
@@ -25,25 +26,61 @@ from pydantic import (
     model_validator,
 )
 from pydantic.functional_validators import ModelWrapValidatorHandler  # where pydantic 2.7 has it
-from pydantic_core import to_json
+from pydantic_core import PydanticKnownError, to_json
 
 from bilateral.arguments import checked
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
+from bilateral.learning.evaluation import Measures
+from bilateral.learning.local_steps import LocalSettings, ServerRule, ServerRuleSettings
+from bilateral.learning.metrics import MetricName
 from bilateral.learning.optimiser import OptimiserName, OptimiserSettings, ScheduleName
 from bilateral.protections.chosen import Chosen
 from bilateral.protections.groundwork import ROTATING
+from bilateral.protections.ladder import Rung, rung_of
 from bilateral.protections.registry import own_sections
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan, ProtectionName, Section
 from bilateral.protections.traits import MaskName, Traits
+from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
+from bilateral.protocols.mask.widths import WIDEST
+from bilateral.protocols.objective import LossName
 
 DEFAULT_CLIENTS = 5
+BASIC_METRICS: Final = ("loss", "accuracy", "balanced_accuracy", "exact_match", "mse", "r2")
+"""What is always measured, where the task has it."""
+ONLY_WITH_LOCAL_STEPS: Final = [
+    ("proximal", 0.0),
+    ("server_optimiser", "average"),
+    ("server_learning_rate", None),
+    ("server_momentum", 0.9),
+]
+NEUTRAL_TRAINING: Final = [
+    ("class_weights", []),
+    ("label_smoothing", 0.0),
+    ("huber_delta", 1.0),
+    ("local_steps", 0),
+    ("local_epochs", 0),
+    *ONLY_WITH_LOCAL_STEPS,
+]
+"""Settings that change nothing as they are by default."""
 HETEROGENEOUS = OtherKind(
     "heterogeneous learning",
     frozenset({"clients", "queries", "retraining"}),
     "Use `bilateral hetero`, or `bilateral audit --hetero`; `bilateral run --write-plan FILE` makes a plan for this.",
 )
 """A `HeteroPlan`, which is made of what is in this file."""
+
+
+def _objective_name(value: Any) -> str:
+    """One of ours, or a function of a user's own; nothing is imported."""
+    known = ("auto", *get_args(LossName))
+    if isinstance(value, str) and (value in known or ":" in value):
+        return value
+    expected = f"{', '.join(map(repr, known))} or 'package.module:function'"
+    raise PydanticKnownError("literal_error", {"expected": expected})
+
+
+ObjectiveName = Annotated[str, PlainValidator(_objective_name)]
 
 
 class DataPlan(Section):
@@ -99,9 +136,23 @@ class FederationPlan(Section):
 
 
 class TrainingPlan(Section):
-    """How it is learned. `loss` auto: ce for classification, mse for regression. `batch_size` 0: all samples."""
+    """How it is learned. `batch_size` 0: all samples.
 
-    loss: Literal["auto", "mse", "ce"] = "auto"
+    `loss`: mse, ce, bce (several labels a sample), huber, or a function of your own, `package.module:function`, of
+    (outputs, targets); auto: ce for classification, mse for regression, bce for several labels. Class weights and
+    smoothing, and all but mse and ce, are for protections that let clients compute a loss as it is.
+
+    Each round a client gives one gradient, which the server's optimiser applies (FedSGD). With `local_steps` or
+    `local_epochs` clients take that many steps on batches of their own, with this optimiser, and the server moves its
+    model by their mean change (FedAvg): for `fedavg` and `masks`.
+    """
+
+    loss: ObjectiveName = "auto"
+    class_weights: list[float] = Field(
+        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1"
+    )
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="of ce and bce")
+    huber_delta: float = Field(default=1.0, gt=0, description="of huber: where squares end")
     rounds: int = Field(default=150, ge=1)
     batch_size: int = Field(default=32, ge=0)
     optimiser: OptimiserName = "sgd"
@@ -111,6 +162,14 @@ class TrainingPlan(Section):
     schedule: ScheduleName = "cosine"
     warmup_rounds: int = Field(default=0, ge=0)
     augment: bool = False
+    local_steps: int = Field(default=0, ge=0, description="batches of a client a round; 0 with no epochs is FedSGD")
+    local_epochs: int = Field(default=0, ge=0, description="times that a client goes through its data in a round")
+    proximal: float = Field(default=0.0, ge=0, description="FedProx' mu: local steps are pulled to the round's model")
+    server_optimiser: ServerRule = Field(
+        default="average", description="with local steps: average, momentum (FedAvgM), adam (FedAdam), yogi (FedYogi)"
+    )
+    server_learning_rate: float | None = Field(default=None, gt=0, description="1, or 0.01 for adam and yogi")
+    server_momentum: float = Field(default=0.9, ge=0, lt=1)
     evaluate_every: int = Field(default=10, ge=1)
     checkpoint_every: int = Field(default=10, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
@@ -121,10 +180,73 @@ class TrainingPlan(Section):
         """None leaves the choice to the client (`prefers_channels_last`)."""
         return None if self.memory_format == "auto" else self.memory_format == "channels_last"
 
+    @property
+    def takes_local_steps(self) -> bool:
+        """FedAvg, and not FedSGD."""
+        return bool(self.local_steps or self.local_epochs)
+
+    @property
+    def local_settings(self) -> LocalSettings | None:
+        """How clients train by themselves; None is one gradient a round."""
+        if not self.takes_local_steps:
+            return None
+        return LocalSettings(self.optimiser_settings(), self.rounds, self.local_steps, self.local_epochs, self.proximal)
+
+    def server_rule(self) -> ServerRuleSettings:
+        return ServerRuleSettings(self.server_optimiser, self.server_learning_rate, self.server_momentum)
+
+    @model_validator(mode="after")
+    def _local_settings_fit(self) -> TrainingPlan:
+        if self.local_steps and self.local_epochs:
+            raise ValueError("expected either `local_steps` or `local_epochs`")
+        alone = {name: value for name, value in ONLY_WITH_LOCAL_STEPS if getattr(self, name) != value}
+        if alone and not self.takes_local_steps:
+            raise ValueError(f"expected `{min(alone)}` only beside `local_steps` or `local_epochs`")
+        return self
+
     def optimiser_settings(self) -> OptimiserSettings:
         return OptimiserSettings(
             self.optimiser, self.learning_rate, self.momentum, self.weight_decay, self.schedule, self.warmup_rounds
         )
+
+
+class EvaluationPlan(Section):
+    """How good the model is, as the server measures it on its own data.
+
+    `metrics`: any of auroc, auprc, f1, sensitivity, specificity, ece and brier, besides accuracy and loss; also of each
+    class in the result. `threshold`: from which score on a class counts as found, for sensitivity and specificity.
+    `validation`: this part of the server's test data is held out for choosing, and is in no reported test metric. With
+    it the best model is kept, by `monitor` (a metric's name without its part), and with `patience_rounds` training
+    ends when the metric has not become better for so many rounds. `sites`: every site measures the models that it is
+    sent on its own test data (or, where one dataset is dealt out, on `site_holdout` of its share), in a file of its
+    own that stays there; only where sites are sent the model as it is.
+    """
+
+    metrics: list[MetricName] = Field(default_factory=list)
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    monitor: str = "loss"
+    patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
+    sites: bool = False
+    site_holdout: float = Field(default=0.0, ge=0, lt=1)
+
+    @property
+    def measures(self) -> Measures:
+        return Measures(tuple(self.metrics), self.threshold)
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> EvaluationPlan:
+        if self.patience_rounds and not self.validation:
+            raise ValueError(
+                "`patience_rounds` chooses when to stop, which needs data that no result is reported on: set "
+                "`validation`, to 0.3 for example"
+            )
+        known = (*BASIC_METRICS, *self.metrics)
+        if self.monitor not in known:
+            raise ValueError(f"`monitor` is {self.monitor!r}, expected one of {', '.join(known)}")
+        if self.site_holdout and not self.sites:
+            raise ValueError("`site_holdout` is for `sites = true`")
+        return self
 
 
 class RunPlan(Section):
@@ -139,6 +261,7 @@ class RunPlan(Section):
     perturbation: PerturbationPlan = PerturbationPlan()
     aggregation: AggregationPlan = AggregationPlan()
     noise: NoisePlan = NoisePlan()
+    evaluation: EvaluationPlan = EvaluationPlan()
     _own: dict[str, BaseModel] = PrivateAttr(default_factory=dict)
 
     def masks(self, num_clients: int) -> MaskName:
@@ -148,6 +271,11 @@ class RunPlan(Section):
             return chosen
         alone = self.federation.num_participants(num_clients) < 2
         return "none" if alone else self.traits.default_masks
+
+    @property
+    def rung(self) -> Rung | None:
+        """Where it stands on the ladder of protections."""
+        return rung_of(self.protection, self.masks(len(self.data.sites) or self.federation.num_clients or 2))
 
     @property
     def chosen(self) -> Chosen:
@@ -247,9 +375,13 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         "federation": lambda key, value: (
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
+        "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
         "data": lambda key, value: key in ("sites", "server") and not value,
+        "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }
+    if values.get("evaluation") == EvaluationPlan().model_dump(mode="json"):
+        values = {name: section for name, section in values.items() if name != "evaluation"}
     kept = {
         name: {k: v for k, v in section.items() if not left_out[name](k, v)}
         if name in left_out and isinstance(section, dict)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -24,11 +25,13 @@ from bilateral.engine.stack import make_stack
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Party, Record
-from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.learning.local_steps import ChangeTaker
+from bilateral.learning.optimiser import Optimiser, ServerOptimiser
 from bilateral.learning.problem import Problem, Share
 from bilateral.learning.secrets import Secrets
 from bilateral.learning.training import Training
 from bilateral.models.builder import NormInputs
+from bilateral.models.layout import ModelLayout, adopt_what_stays
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protections.fedavg.protection import FEDAVG
@@ -39,12 +42,14 @@ from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import SeededRandomness
 
 REFERENCE = FEDAVG
 """The name of a training without any protection."""
+ANY_MODULE = "protection = 'masks' or 'fedsgd', which take any module"
 
 
 class Blueprint:
@@ -55,22 +60,22 @@ class Blueprint:
     """
 
     def __init__(
-        self, plan: RunPlan, federation: Federation, secrets: Secrets, model: nn.Module, graph: ScaleGraph
+        self, plan: RunPlan, federation: Federation, secrets: Secrets, model: nn.Module, layout: ModelLayout
     ) -> None:
         self.plan = plan
         self.federation = federation
-        self.graph = graph
+        self.layout = layout
         self._secrets = secrets
         self._model = model
         for name, share in federation.shares.items():
             federation.problem.check_share(name, share)
-            _refuse_batch_of_one(name, plan, len(share), graph)
+            _refuse_batch_of_one(name, plan, len(share), layout)
         if plan.named_dealer in (SERVER, *federation.names):
             raise PlanError(
                 f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
                 remedy="A dealer that is named has no data and nothing else to do: give it a name of its own.",
             )
-        around = Groundwork(plan, federation.problem, federation.members, model, graph, secrets)
+        around = Groundwork(plan, federation.problem, federation.members, model, layout, secrets)
         self._stack = make_stack(plan, around)
 
     @property
@@ -97,18 +102,29 @@ class Blueprint:
         model = copy.deepcopy(self._model)
         if seed != self.plan.seed:
             model = initial_model(self.plan, self.federation.problem, seed)
+            adopt_what_stays(model, self._model, self.layout)
         return Training(
             stack.name,
             model,
-            self.graph,
+            self.layout,
             stack.make_server(model),
             stack.make_aggregation(),
-            ServerOptimiser(model, self.graph, self.plan.training.optimiser_settings()),
+            self._optimiser(model),
             self.plan.training.rounds,
             stack.guarantee,
             stack.privacy,
             stack.check,
+            take_statistics=replace_running_statistics
+            if self.plan.training.takes_local_steps
+            else update_running_statistics,
         )
+
+    def _optimiser(self, model: nn.Module) -> Optimiser:
+        """With local steps the plan's optimiser is the clients', and the server has a rule of its own."""
+        training = self.plan.training
+        if training.takes_local_steps:
+            return ChangeTaker(model, self.layout, training.server_rule())
+        return ServerOptimiser(model, self.layout, training.optimiser_settings())
 
     def client(
         self,
@@ -125,10 +141,12 @@ class Blueprint:
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
-            check_batch(name, data.inputs, data.targets, self.graph, self.federation.problem.loss)
+            check_batch(name, data.inputs, data.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
-        parts = stack.make_client(Seat(name, len(data), counter, workspace))
+        parts = replace(
+            stack.make_client(Seat(name, len(data), counter, workspace)), shares_process=workspace is not None
+        )
         return TrainingClient(
             parts.half,
             data,
@@ -176,15 +194,14 @@ def make_blueprints(
     """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
     first, names = plans[0], federation.names
     model = initial_model(first, federation.problem)
-    wanted = {plan.perturbation.norm_inputs for plan in plans}
-    graphs = {norm_inputs: analyse(model, federation.problem, norm_inputs) for norm_inputs in wanted}
+    layouts = {asked: layout_for(asked, model, federation.problem) for asked in map(_trace_of, plans)}
     return [
         Blueprint(
             plan,
             federation,
             secrets or SimulatedSecrets(plan.seed, plan.parties(names)),
             model,
-            graphs[plan.perturbation.norm_inputs],
+            layouts[_trace_of(plan)],
         )
         for plan in plans
     ]
@@ -207,21 +224,56 @@ def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> n
     ).to(getattr(torch, plan.training.dtype))
 
 
+def layout_of(plan: RunPlan, model: nn.Module, problem: Problem) -> ModelLayout:
+    """What the plan's protections need to know of the model: its scale graph only if they ask for it."""
+    return layout_for(_trace_of(plan), model, problem)
+
+
+def layout_for(norm_inputs: NormInputs | None, model: nn.Module, problem: Problem) -> ModelLayout:
+    """The model's scale graph, or with None its bare layout; checked against the problem."""
+    if norm_inputs is None:
+        return _checked(ModelLayout.of_module(model, problem.examples[:2]), model, problem)
+    try:
+        return analyse(model, problem, norm_inputs)
+    except ModelError as error:
+        if not _is_a_module_that_works(model, problem):
+            raise
+        raise type(error)(str(error), remedy=f"Or choose {ANY_MODULE}.") from error
+
+
+def _is_a_module_that_works(model: nn.Module, problem: Problem) -> bool:
+    try:
+        layout_for(None, model, problem)
+    except ModelError:
+        return False
+    return True
+
+
 def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:
     """The model's scale graph, checked against the problem."""
     graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
-    if graph.num_outputs != problem.num_outputs:
-        raise ModelError(
-            f"The model has {graph.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",
-            remedy="Give its last Linear that many outputs.",
-        )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
+    _checked(graph, model, problem)
     return graph
 
 
-def _refuse_batch_of_one(name: str, plan: RunPlan, num_samples: int, graph: ScaleGraph) -> None:
-    if graph.statistics and min(num_samples, plan.training.batch_size or num_samples) < 2:
+def _trace_of(plan: RunPlan) -> NormInputs | None:
+    """How the plan has its model traced; None is not at all."""
+    return plan.perturbation.norm_inputs if plan.traits.needs_trace else None
+
+
+def _checked(layout: ModelLayout, model: nn.Module, problem: Problem) -> ModelLayout:
+    if layout.num_outputs not in (0, problem.num_outputs):  # several heads are for a loss of the user's own
+        raise ModelError(
+            f"The model has {layout.num_outputs} outputs, {problem.dataset} needs {problem.num_outputs}.",
+            remedy="Give its last layer that many outputs.",
+        )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
+    return layout
+
+
+def _refuse_batch_of_one(name: str, plan: RunPlan, num_samples: int, layout: ModelLayout) -> None:
+    if layout.statistics and min(num_samples, plan.training.batch_size or num_samples) < 2:
         raise DataError(
             f"{name}: a batch of one sample cannot train a model with BatchNorm.",
             remedy="Use a batch size of 2 or more, give the client more data, or use GroupNorm.",

@@ -19,7 +19,7 @@ from bilateral.learning.exchange import Party
 from bilateral.learning.halves import GradientCheck, ServerHalf
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
 from bilateral.learning.uploading import AddPairwise, MaskUploader, PairwiseUploader, PrivateUploader
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.protections.base import Mix
 from bilateral.protections.combination import combine, name_of, refuse_unsound
 from bilateral.protections.groundwork import Groundwork
@@ -33,7 +33,7 @@ from bilateral.protocols.mask.guarantee import guarantee as mask_guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.noise.privacy_report import PrivacyReport
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective
 
 CLOSED_BY_MASKS = ((0, "server"), (3, "server"))
 """Ledger lines about single uploads, which the server no longer sees as they are."""
@@ -57,16 +57,19 @@ class Stack:
     helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
 
 
-def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) -> Mix:
+def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: ModelLayout) -> Mix:
     """The plan's protections, which go together."""
     chosen = plan.chosen
     mix = Mix(
         chosen.model,
         chosen.noise,
-        loss,
+        objective,
         plan.masks(num_clients),
         plan.federation.num_participants(num_clients),
-        graph.num_statistics,
+        layout.num_statistics,
+        plan.training.takes_local_steps,
+        plan.noise.unit,
+        tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)
     return mix
@@ -74,7 +77,7 @@ def checked_mix(plan: RunPlan, loss: Loss, num_clients: int, graph: ScaleGraph) 
 
 def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     """Everything that the plan asks for; nothing of a side is built yet."""
-    mix = checked_mix(plan, around.problem.loss, len(around.members), around.graph)
+    mix = checked_mix(plan, around.problem.objective, len(around.members), around.layout)
     name, sides = name_of(mix), plan.chosen.sides(around)
     _refuse_what_would_be_left_out(mix, sides)
     if sides.pairwise is not None:
@@ -121,7 +124,7 @@ def _with_own_sums(name: str, sides: Sides, summing: Summing) -> Stack:
 
 
 def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
-    settings, secrets = around.mask_settings, around.secrets
+    settings, secrets = sides.mask_settings(around.mask_settings), around.secrets
 
     def make_aggregation() -> Aggregation:
         run_id = secrets.run_id
@@ -140,6 +143,7 @@ def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:
             fixed_bounds=sides.fixed_bounds,
             last_bits=secrets.stream("last bits", client),  # the same in every term of a simulation
             words=sides.words,
+            keeps_on_disk=parts.shares_process,
         )
         return MaskUploader(masks, ring, parts.set_norm, parts.opened, parts.agreed)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.data import Split, random_flip_crop
 from bilateral.errors import DataError, ProtocolError
-from bilateral.learning.halves import ClientHalf
+from bilateral.learning.halves import ClientHalf, LocalHalf
 from bilateral.protocols.messages import Message, RoundModel, Upload
+from bilateral.protocols.objective import Objective, as_objective
 from bilateral.randomness import Randomness, SeededRandomness
 
 
@@ -67,6 +67,13 @@ class Schedule(Protocol):
     """Which samples a client uses in which round."""
 
     def batch(self, round_index: int) -> Tensor: ...
+
+
+@runtime_checkable
+class StepSchedule(Protocol):
+    """Which samples a client uses in each local step of a round."""
+
+    def of_round(self, round_index: int) -> Iterator[Tensor]: ...
 
 
 class Uploader(Protocol):
@@ -163,18 +170,30 @@ class TrainingClient:
 
         Under perturbation its masks fall on permuted channels: as random as without, but not the same ones.
         """
-        chosen = self.batch(model.round_index)
-        inputs = chosen.inputs
-        generator = self._randomness.child("round", model.round_index).torch_generator()
+        round_index = model.round_index
+        with torch.random.fork_rng(devices=[]):
+            if isinstance(self.half, LocalHalf) and isinstance(self._schedule, StepSchedule):
+                batches = self._local_batches(round_index, self._schedule)
+                return self.half.train_locally(model, batches, self.weight)
+            inputs, targets = self._prepared(self._schedule.batch(round_index), "round", round_index)
+            return self.half.train(model, inputs, targets, self.weight)
+
+    def _local_batches(self, round_index: int, schedule: StepSchedule) -> Iterator[tuple[Tensor, Tensor]]:
+        for step, indices in enumerate(schedule.of_round(round_index)):
+            yield self._prepared(indices, "round", round_index, "step", step)
+
+    def _prepared(self, indices: Tensor, *labels: str | int) -> tuple[Tensor, Tensor]:
+        """A batch as it is trained on; what the training draws comes from a stream with these labels."""
+        chosen = self._data.subset(indices)
+        inputs, targets = chosen.inputs, chosen.targets
+        generator = self._randomness.child(*labels).torch_generator()
         if self._augment:
             inputs = random_flip_crop(inputs, generator)
-        targets = chosen.targets
         if self._reordering:
             order = reordered(len(inputs), self._reordering)
             inputs, targets = inputs[order], targets[order]
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(generator.initial_seed())
-            return self.half.train(model, inputs, targets, self.weight)
+        torch.default_generator.manual_seed(generator.initial_seed())
+        return inputs, targets
 
 
 def reordered(count: int, number: int) -> Tensor:
@@ -185,17 +204,9 @@ def reordered(count: int, number: int) -> Tensor:
     return SeededRandomness(number, "reordering").permutation(count)
 
 
-def prepare_targets(split: Split, num_outputs: int, loss: str) -> Split:
+def prepare_targets(split: Split, num_outputs: int, loss: str | Objective) -> Split:
     """Targets in the form that the loss wants: class numbers for `ce`, one-hot or real vectors for `mse`."""
-    targets = split.targets
-    if loss == "mse" and not targets.is_floating_point():
-        targets = F.one_hot(targets, num_outputs).to(split.inputs.dtype)
-    if loss == "mse":
-        targets = targets.to(split.inputs.dtype)
-    if loss == "ce" and targets.is_floating_point():
-        raise DataError(
-            "Cross entropy needs class labels, but this is a regression set.", remedy="Use loss = 'mse' for it."
-        )
+    targets = as_objective(loss).prepared(split.targets, num_outputs, split.inputs.dtype)
     return Split(split.inputs, targets, split.sites)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bilateral.learning.exchange import Exchange, Packet
 from bilateral.protocols.mask.messages import MaskOpening, Roster
-from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 
 
@@ -76,6 +76,13 @@ class GradientCheck(Protocol):
     def run(self, model: nn.Module) -> RecoveryReport:
         """Raises `RecoveryError` if not. Changes nothing."""
         ...
+
+
+@runtime_checkable
+class LocalHalf(Protocol):
+    """A client's half that takes steps of its own on several batches."""
+
+    def train_locally(self, message: Any, batches: Iterable[tuple[Tensor, Tensor]], weight: int) -> Upload: ...
 
 
 class ClientHalf(Protocol):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bilateral.errors import CheckpointError
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 
 OptimiserName = Literal["sgd", "adam"]
 ScheduleName = Literal["constant", "step", "cosine", "linear"]
@@ -43,14 +43,24 @@ class OptimiserSettings:
         return self.learning_rate * warm * factor
 
 
+class Optimiser(Protocol):
+    """The server's: moves its model by what was recovered from a round."""
+
+    def step(self, gradient: Tensor, round_index: int, num_rounds: int) -> None: ...
+
+    def state_tensors(self) -> dict[str, Tensor]: ...
+
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None: ...
+
+
 class ServerOptimiser:
     """Applies a flat recovered gradient to the server's model."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph, settings: OptimiserSettings) -> None:
+    def __init__(self, model: nn.Module, layout: ModelLayout, settings: OptimiserSettings) -> None:
         own = dict(model.named_parameters())
-        self._graph = graph
+        self._layout = layout
         self._settings = settings
-        self._parameters = {p.name: own[p.name] for p in graph.parameters if own[p.name].requires_grad}
+        self._parameters = {p.name: own[p.name] for p in layout.parameters if own[p.name].requires_grad}
         ordered = list(self._parameters.values())
         self._optimiser: torch.optim.Optimizer
         if settings.name == "adam":
@@ -61,7 +71,7 @@ class ServerOptimiser:
             )
 
     def step(self, gradient: Tensor, round_index: int, num_rounds: int) -> None:
-        named = self._graph.unflatten(gradient)
+        named = self._layout.unflatten(gradient)
         for name, parameter in self._parameters.items():
             parameter.grad = named[name].to(parameter.dtype)
         for group in self._optimiser.param_groups:
@@ -90,6 +100,6 @@ class ServerOptimiser:
                     f"The stored optimiser has {name[:80]} of shape {list(tensor.shape)}, which fits no parameter.",
                     remedy="Resume with the plan it was made with.",
                 )
-            state.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {})[key] = tensor.clone()  # of its own: steps write into it
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": state, "param_groups": groups})

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from bilateral.data import Split
 from bilateral.data.dataset import Task
-from bilateral.errors import DataError
+from bilateral.errors import DataError, PlanError
+from bilateral.protocols.objective import PLAIN_REMEDY, Objective
 from bilateral.protocols.perturb.settings import Loss
 
 
@@ -36,12 +37,26 @@ class Problem:
     task: Task
     input_shape: tuple[int, ...]
     num_outputs: int
-    loss: Loss
+    objective: Objective
     examples: Tensor = field(repr=False)
     """A few inputs for tracing and for sizing noise: of the server's own test data there, zeros at a site."""
     class_names: tuple[str, ...] = ()
     term_scales: tuple[float, ...] = ()
     """How sound noise is divided between the terms, if the server has said so; otherwise found from the examples."""
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, by its name."""
+        return self.objective.name
+
+    @property
+    def plain_loss(self) -> Loss:
+        """The squared error or cross entropy as it is, for what is written for these alone."""
+        if not self.objective.is_plain:
+            raise PlanError(
+                f"Expected the loss mse or ce as it is, got {self.objective.described}.", remedy=PLAIN_REMEDY
+            )
+        return "ce" if self.objective.name == "ce" else "mse"
 
     def check_share(self, name: str, share: Share) -> None:
         """Refuse data of another problem than the server's."""

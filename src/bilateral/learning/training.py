@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +13,9 @@ from bilateral.errors import NumericalRangeError, OutOfRangeError, ProtocolError
 from bilateral.learning.aggregation import Aggregation, Incident
 from bilateral.learning.exchange import Enough, Exchange, Packet, Unanswered
 from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
-from bilateral.learning.optimiser import ServerOptimiser
+from bilateral.learning.optimiser import Optimiser
+from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import evaluating
-from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
@@ -24,6 +24,9 @@ from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.protocols.statistics import update_running_statistics
 
+TakeStatistics = Callable[[nn.Module, ModelLayout, Tensor], None]
+"""What the server's model makes of the clients' mean batch statistics."""
+
 
 @dataclass
 class Training:
@@ -31,17 +34,18 @@ class Training:
 
     protection: str
     model: nn.Module
-    graph: ScaleGraph
+    layout: ModelLayout
     server: ServerHalf
     aggregation: Aggregation
-    optimiser: ServerOptimiser
+    optimiser: Optimiser
     num_rounds: int
     guarantee: Guarantee
     privacy: PrivacyReport | None = None
     check: GradientCheck | None = None
     """Before the first round."""
     last_gradient: Tensor | None = None
-    """As recovered from the last round's sum."""
+    """As recovered from the last round's sum; with local steps, the mean change."""
+    take_statistics: TakeStatistics = update_running_statistics
 
     def check_recovery(self) -> RecoveryReport | None:
         """Try on the server's own inputs whether rounds would recover the gradient of plain training.
@@ -81,7 +85,7 @@ class Training:
             )
         self.last_gradient = update.gradient
         self.optimiser.step(update.gradient, round_index, self.num_rounds)
-        update_running_statistics(self.model, self.graph, update.statistics)
+        self.take_statistics(self.model, self.layout, update.statistics)
         if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
             raise NumericalRangeError(
                 f"The model's weights became NaN or infinite in round {round_index}.",
@@ -114,14 +118,23 @@ class Training:
         return self.aggregation.take(round_index, sender, reply)
 
     def weights(self) -> Tensor:
-        """All parameters as one float64 vector."""
-        return self.graph.flatten(dict(self.model.named_parameters()), torch.float64)
+        """All parameters as one float64 vector, those that do not travel too."""
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).double()
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        with evaluating(self.model), torch.no_grad():
-            result: Tensor = self.model(inputs)
+        return predict_with(self.model)(inputs)
+
+
+def predict_with(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Inputs -> outputs of a model in evaluation mode."""
+
+    def predict(inputs: Tensor) -> Tensor:
+        with evaluating(model), torch.no_grad():
+            result: Tensor = model(inputs)
         return result
+
+    return predict
 
 
 def relative_difference(weights: Tensor, reference: Tensor) -> float:

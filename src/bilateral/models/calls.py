@@ -10,22 +10,28 @@ The scale graph reasons about recorded calls, clients run the module itself. So 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import BackwardCFunction
+from torch.fx.node import map_aggregate
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
 from bilateral.models.modes import kept_in_evaluation, set_training
 from bilateral.models.rules import function_rule
+from bilateral.models.spelled_out import SPELLED_OUT, drop_unused_weights
 
 MODE_IS_AN_ARGUMENT: Final = ("dropout", "stochastic_depth")
 """Functions that are told the mode, and pass factors through in both."""
+_MODE_ARGUMENTS: Final = {"scaled_dot_product_attention": (4, "dropout_p"), "batch_norm": (5, "training")}
+"""Functions of which one argument may tell the mode, its place and name."""
+_MAKERS: Final = ("arange", "zeros", "ones", "full", "eye")
 _HOOKS: Final = (
     ("_forward_hooks", "forward hook"),
     ("_forward_pre_hooks", "forward pre-hook"),
@@ -80,7 +86,9 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Calls and the constants made in `forward`; `model` is left as it was."""
     before = set(vars(model))
     try:
-        graph = _Tracer().trace(model)
+        with _sizes_of_constants():
+            graph = _Tracer().trace(model)
+        drop_unused_weights(graph)
     except BilateralError:
         raise
     except Exception as error:  # fx raises whatever the model's own code raises
@@ -94,8 +102,38 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     return graph, made
 
 
+@contextmanager
+def _sizes_of_constants() -> Iterator[None]:
+    """Record constants whose size is one of an activation (`torch.arange(x.size(1))`), which torch.fx refuses."""
+    kept = {name: getattr(torch, name) for name in _MAKERS}
+
+    def recording(made: Callable[..., Any]) -> Callable[..., Any]:
+        def record_or_make(*args: Any, **kwargs: Any) -> Any:
+            proxies: list[fx.Proxy] = []
+            map_aggregate((args, kwargs), lambda a: proxies.append(a) if isinstance(a, fx.Proxy) else a)
+            if not proxies:
+                return made(*args, **kwargs)
+            return proxies[0].tracer.create_proxy("call_function", made, args, kwargs)
+
+        return record_or_make
+
+    try:
+        for name, made in kept.items():
+            setattr(torch, name, recording(made))
+        yield
+    finally:
+        for name, made in kept.items():
+            setattr(torch, name, made)
+
+
 class _Tracer(fx.Tracer):
-    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word."""
+    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word; writes out attention."""
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        written = SPELLED_OUT.get(type(m))
+        return super().call_module(m, forward, args, kwargs) if written is None else written(m, *args, **kwargs)
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Proxy:
         if kind == "call_method" and "hook" in str(target):
@@ -103,14 +141,11 @@ class _Tracer(fx.Tracer):
         return super().create_proxy(kind, target, *args, **kwargs)
 
 
-def check_record(model: nn.Module, calls: Calls, input_shape: tuple[int, ...]) -> None:
-    """Run module and record on the same numbers; refuse a difference, and backward passes of a user's own."""
+def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
+    """Run module and record on the same two samples; refuse a difference, and backward passes of a user's own."""
     name = type(model).__name__
     module = set_training(copy.deepcopy(model), calls.kept_in_evaluation)
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(0)
-        inputs = torch.randn(2, *input_shape, dtype=dtype)
         expected = _run(name, module, inputs)
         for constant, value in calls.constants.items():
             setattr(module, constant, value)
@@ -154,7 +189,15 @@ def _spelled_call(node: fx.Node, constants: dict[str, Tensor]) -> tuple[object, 
     told = node.op == "call_function" and any(word in str(node.target) for word in MODE_IS_AN_ARGUMENT)
     has_rule = node.op != "call_function" or function_rule(node.target) is not None
     # A function without a rule is refused by the walk, by its name, whatever it is told.
-    return (node.op, node.target, f"{node.args} {node.kwargs}" if has_rule and not told else "")
+    args, kwargs = _without_mode(node)
+    return (node.op, node.target, f"{args} {kwargs}" if has_rule and not told else "")
+
+
+def _without_mode(node: fx.Node) -> tuple[Any, Any]:
+    place, name = _MODE_ARGUMENTS.get(getattr(node.target, "__name__", ""), (None, ""))
+    if node.op != "call_function" or place is None:
+        return node.args, node.kwargs
+    return (*node.args[:place], *node.args[place + 1 :]), {k: v for k, v in node.kwargs.items() if k != name}
 
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:

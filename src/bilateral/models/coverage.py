@@ -81,7 +81,7 @@ def coverage(graph: ScaleGraph) -> Coverage:
     movable = _movable_neurons(graph)
     return Coverage(
         rows=tuple(_row(graph, p, movable) for p in graph.parameters),
-        num_scale_factors=graph.num_scale_classes - 1,
+        num_scale_factors=graph.num_free_factors,
         num_hidden_channels=graph.cells.num_neurons - 1,
         num_movable_channels=graph.cells.num_movable,
         head=graph.head,

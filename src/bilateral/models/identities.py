@@ -75,6 +75,24 @@ class UnionFind:
         """The representative of every item."""
         return np.array([self.find(i) for i in range(len(self._parent))], dtype=np.int64)
 
+    def rooted(self, items: Tensor) -> Tensor:
+        """Every item's representative."""
+        narrow = _without_expanded(items)[0]
+        unique, places = torch.unique(narrow, return_inverse=True)
+        found = torch.tensor([self.find(i) for i in unique.tolist()], dtype=torch.int64)
+        return found[places].expand(items.shape)
+
+    def narrowed(self, items: Tensor, num_dims: int | None = None) -> Tensor:
+        """Representatives, with one index kept along dimensions over which they do not vary."""
+        rooted = _without_expanded(items)[0]
+        if num_dims is not None and rooted.dim() < num_dims:
+            rooted = rooted.reshape(*[1] * (num_dims - rooted.dim()), *rooted.shape)
+        rooted = self.rooted(rooted)
+        for dim in range(rooted.dim()):
+            if rooted.shape[dim] > 1 and bool((rooted == rooted.narrow(dim, 0, 1)).all()):
+                rooted = rooted.narrow(dim, 0, 1)
+        return rooted
+
     def reason_for_pin(self, item: int) -> str:
         """Why `item` ended in set 0, or an empty text if it is not there."""
         while self._parent[item] != item:

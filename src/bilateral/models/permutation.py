@@ -7,7 +7,8 @@ An exchange maps neurons to neurons. It leaves the network's function alone if
 2. grouped layers see whole groups: members of one group move together into one group.
 
 Neurons with the same *signature* (how often they occur on which axis in which role) may be exchanged freely; this is
-refined by the groups. Neurons that occur twice among the outputs of one layer (tied channels) stay where they are.
+refined by the groups. Neurons that occur twice in one role among the outputs of one layer (tied channels) stay where
+they are.
 """
 
 from __future__ import annotations
@@ -76,15 +77,16 @@ class NeuronCells:
 def find_cells(
     num_neurons: int,
     axes: Sequence[Axis],
-    producers: Sequence[Tensor],
+    producers: Sequence[Axis],
     groupings: Sequence[Grouping],
 ) -> NeuronCells:
     """Cells from the axes of parameters, the neurons that each layer makes, and groups; neuron 0 is fixed."""
     fixed = np.zeros(num_neurons, dtype=bool)
     fixed[0] = True
     for outputs in producers:
-        neurons, counts = np.unique(outputs.numpy(), return_counts=True)
-        fixed[neurons[counts > 1]] = True
+        stride = int(outputs.role.max()) + 1 if outputs.role.numel() else 1
+        keys, counts = np.unique((outputs.neuron * stride + outputs.role).numpy(), return_counts=True)
+        fixed[keys[counts > 1] // stride] = True
     signatures = _signatures(num_neurons, axes)
     simple, crossing = _split_crossing(_merge_groupings(groupings))
     stuck = {side for sides in crossing for side in sides}

@@ -17,6 +17,24 @@ METHOD_RULES: dict[str, FunctionRule] = {}
 MODULE_RULES: dict[type[nn.Module], FunctionRule] = {}
 
 
+HANDLES_CONSTANTS: set[FunctionRule] = set()
+"""Rules that know themselves what may change places beside a constant tensor."""
+TAKES_PARAMETERS: set[FunctionRule] = set()
+"""Rules of layers: they are handed parameters as such, and not as values."""
+
+
+def handles_constants(function: _Rule) -> _Rule:
+    """Mark a rule as one of `HANDLES_CONSTANTS`."""
+    HANDLES_CONSTANTS.add(function)
+    return function
+
+
+def takes_parameters(function: _Rule) -> _Rule:
+    """Mark a rule as one of `TAKES_PARAMETERS`."""
+    TAKES_PARAMETERS.add(function)
+    return function
+
+
 def function_rule(function: Any) -> FunctionRule | None:
     """The rule of a function, if there is one."""
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"

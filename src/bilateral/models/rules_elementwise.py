@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bilateral.models.builder import Axis, Binding, GraphBuilder, Parameter, Site, Value, refuse_activations
 from bilateral.models.identities import Identities, mix
-from bilateral.models.rules import NAMED_FUNCTION_RULES, module_rule, rule
+from bilateral.models.rules import NAMED_FUNCTION_RULES, handles_constants, module_rule, rule, takes_parameters
 
 CHANNEL_FACTOR: Final = "channel factor"
 
@@ -76,9 +76,9 @@ _PRODUCTS = (operator.mul, operator.imul, torch.mul)
 _QUOTIENTS = (operator.truediv, operator.itruediv, torch.div)
 
 
+@handles_constants
 @rule(*_SUMS, methods=("add", "add_", "sub", "sub_"))
 def summed(builder: GraphBuilder, site: Site, left: Any, other: Any, *, alpha: float = 1) -> Identities:
-    _refuse_parameters(site, left, other)
     refuse_activations(site, alpha)
     if not (isinstance(left, Value) and isinstance(other, Value)):
         return _with_constant(builder, site, left, other, scale_survives=False)
@@ -86,38 +86,50 @@ def summed(builder: GraphBuilder, site: Site, left: Any, other: Any, *, alpha: f
     return _met(builder, site, left.ids.scale, left, other)
 
 
+@takes_parameters
+@handles_constants
 @rule(*_PRODUCTS, methods=("mul", "mul_"))
 def multiplied(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identities:
-    """A factor of scale 1, such as a sigmoid gate, leaves the other factor's scale alone."""
+    """Factors multiply; one that is pinned to 1, such as a sigmoid gate's, leaves the other's alone."""
     for value, parameter in ((left, other), (other, left)):
-        if isinstance(value, Value) and isinstance(parameter, Parameter):
+        if isinstance(value, Value) and isinstance(parameter, Parameter) and _is_channel_factor(site, value, parameter):
             return _channel_factor(builder, site, value, parameter)
-    _refuse_parameters(site, left, other)
+    left, other = builder.as_values(site, left, other)
     if not (isinstance(left, Value) and isinstance(other, Value)):
         return _with_constant(builder, site, left, other, scale_survives=True)
-    gate, gated = (left, other) if _is_pinned(builder, left) else (other, left)
-    builder.scales.pin(gate.ids.scale, f"multiplied with another activation by {site.label}")
-    return _met(builder, site, gated.ids.scale, left, other)
+    scale = builder.scales.product(left.ids.scale, other.ids.scale, f"multiplied with an activation by {site.label}")
+    return _met(builder, site, scale, left, other)
 
 
+@handles_constants
 @rule(*_QUOTIENTS, methods=("div", "div_"))
 def divided(builder: GraphBuilder, site: Site, left: Any, other: Any) -> Identities:
-    _refuse_parameters(site, left, other)
-    if isinstance(other, Value):
-        raise site.refuse("it divides by an activation", "Use a normalisation layer (BatchNorm, GroupNorm, LayerNorm).")
-    return _with_constant(builder, site, left, other, scale_survives=True)
+    """A quotient has the quotient of the factors."""
+    if not isinstance(other, Value):
+        return _with_constant(builder, site, left, other, scale_survives=True)
+    above = left.ids.scale if isinstance(left, Value) else torch.zeros((), dtype=torch.int64)
+    reason = f"an activation is divided by it in {site.label}"
+    scale = builder.scales.product(above, other.ids.scale, reason, power=-1)
+    if isinstance(left, Value):
+        return _met(builder, site, scale, left, other)
+    ids = _with_constant(builder, site, left, other, scale_survives=True)
+    return Identities(scale.expand(site.output.shape), ids.neuron, ids.role)
+
+
+def _is_channel_factor(site: Site, x: Value, parameter: Parameter) -> bool:
+    """Whether it is one number, or one along a single dimension that is not the batch."""
+    wide = [dim for dim, size in enumerate(_sizes_beside(x, parameter)) if size > 1]
+    return site.output.shape == x.meta.shape and len(wide) <= 1 and 0 not in wide
+
+
+def _sizes_beside(x: Value, parameter: Parameter) -> list[int]:
+    return [1] * (x.meta.dim() - parameter.meta.dim()) + list(parameter.meta.shape)
 
 
 def _channel_factor(builder: GraphBuilder, site: Site, x: Value, parameter: Parameter) -> Identities:
     """A parameter that multiplies every channel (LayerScale) moves with its channels; scales pass through it."""
     num_dims = x.meta.dim()
-    sizes = [1] * (num_dims - parameter.meta.dim()) + list(parameter.meta.shape)
-    wide = [dim for dim, size in enumerate(sizes) if size > 1]
-    if site.output.shape != x.meta.shape or len(wide) > 1 or 0 in wide:
-        raise site.refuse(
-            f"its bare parameter `{parameter.name}` of shape {tuple(parameter.meta.shape)} is no factor of channels",
-            "Give it one number a channel, or express it as a layer.",
-        )
+    wide = [dim for dim, size in enumerate(_sizes_beside(x, parameter)) if size > 1]
     if not wide:
         builder.bind(site, parameter, Binding("factor"))
         return x.ids.changed(builder.token())
@@ -131,6 +143,10 @@ def _channel_factor(builder: GraphBuilder, site: Site, x: Value, parameter: Para
 def _met(builder: GraphBuilder, site: Site, scale: Tensor, left: Value, right: Value) -> Identities:
     """Neurons that meet element by element move together from now on; the pair of their roles is a new role."""
     shape = site.output.shape
+    for value, other in ((left, right), (right, left)):
+        if value.meta.shape == shape and builder.is_same_for_all(value.ids, other.ids, other.meta.shape):
+            met = builder.met_by_clear(site, value.ids, other.ids, other.meta.shape)
+            return Identities(scale.expand(shape), met.neuron, met.role)
     builder.neurons.union(left.ids.neuron, right.ids.neuron, site.label)
     wide = left if left.meta.shape == shape else right
     role = mix(left.ids.role, right.ids.role, builder.token())
@@ -145,21 +161,8 @@ def _with_constant(builder: GraphBuilder, site: Site, left: Any, right: Any, *, 
     if not scale_survives and not adds_nothing:
         builder.scales.pin(value.ids.scale, f"a constant is added by {site.label}")
     if isinstance(constant, Tensor) and constant.numel() > 1:
-        builder.neurons.pin(value.ids.neuron, f"combined with a constant tensor by {site.label}")
+        return builder.met_by_clear(site, value.ids, Identities.pinned(constant.shape), constant.shape)
     return value.ids.changed(builder.token())
-
-
-def _refuse_parameters(site: Site, *operands: Any) -> None:
-    for operand in operands:
-        if isinstance(operand, Parameter):
-            raise site.refuse(
-                f"it combines an activation with the bare parameter `{operand.name}`",
-                "Express it as a layer (a bias of a Linear or Conv, a BatchNorm, a 1x1 convolution).",
-            )
-
-
-def _is_pinned(builder: GraphBuilder, value: Value) -> bool:
-    return all(builder.scales.find(i) == 0 for i in torch.unique(value.ids.scale).tolist())
 
 
 @rule(torch.mean, torch.sum, torch.amax, methods=("mean", "sum", "amax"))
@@ -168,7 +171,7 @@ def reduced(
 ) -> Identities:
     num_dims = x.meta.dim()
     dims = sorted({d % num_dims for d in ([dim] if isinstance(dim, int) else dim or range(num_dims))})
-    if 0 in dims:
+    if x.batch_dims.intersection(dims):
         raise site.refuse("it mixes the samples of a batch", "Reduce over channels or space only.")
     result = builder.uniform(site, x, dims).changed(builder.token())
     if keepdim:
@@ -242,19 +245,19 @@ def _pinning_module(
     return pinning(builder, site, x)
 
 
-@rule(F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, methods=("softmax", "log_softmax"))
-def softmax(builder: GraphBuilder, site: Site, x: Value, *args: Any, **kwargs: Any) -> Identities:
-    """Its sum runs over certain neurons, and the sum of others would be another one: they stay in place."""
-    builder.neurons.pin(x.ids.neuron, f"input of {site.label}")
-    return pinning(builder, site, x, *args, **kwargs)
+@rule(F.glu)
+def gated(builder: GraphBuilder, site: Site, x: Value, dim: int = -1) -> Identities:
+    """One half times the sigmoid of the other, element by element."""
+    half = x.meta.shape[dim] // 2
+    value, gate = (x.ids.map(lambda t, start=start: t.narrow(dim, start, half)) for start in (0, half))  # type: ignore[misc]
+    builder.scales.pin(gate.scale, f"gate of {site.label}, which is not positively homogeneous")
+    builder.neurons.union(value.neuron, gate.neuron, site.label)
+    return Identities(value.scale, value.neuron, mix(value.role, gate.role, builder.token()))
 
 
-@module_rule(nn.Softmax, nn.LogSoftmax)
-def _softmax_module(
-    builder: GraphBuilder,
-    site: Site,
-    module: nn.Module,
-    own: dict[str, Parameter],
-    x: Value,
+@module_rule(nn.GLU)
+def _gated_module(
+    builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value
 ) -> Identities:
-    return softmax(builder, site, x)
+    assert isinstance(module, nn.GLU)
+    return gated(builder, site, x, module.dim)

@@ -13,17 +13,30 @@ With `s_in`, `s_out` the factors of a layer's input and output channels:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from bilateral.models.builder import Axis, Binding, GraphBuilder, Grouping, Parameter, Site, Statistics, Value
+from bilateral.models.builder import (
+    Axis,
+    Binding,
+    GraphBuilder,
+    Grouping,
+    Parameter,
+    Site,
+    Statistics,
+    Value,
+    refuse_activations,
+)
 from bilateral.models.identities import Identities, mix
-from bilateral.models.rules import module_rule, rule
+from bilateral.models.rules import module_rule, rule, takes_parameters
 
 
+@takes_parameters
 @rule(F.linear)
 def linear(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias: Parameter | None = None) -> Identities:
     _expect_parameters(site, weight, bias)
@@ -32,9 +45,32 @@ def linear(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias:
     outputs, inputs = Axis.of(fresh), Axis.of(features)
     builder.bind(site, weight, Binding("linear weight", fresh.scale[:, None], features.scale[None, :], outputs, inputs))
     builder.bind(site, bias, Binding("bias", fresh.scale, outputs=outputs))
-    shape = site.output.shape
-    role = mix(torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1), builder.token())
-    return Identities(fresh.scale.expand(shape), fresh.neuron.expand(shape), role.expand(shape))
+    return rows_of(fresh, site.output.shape, builder.token())
+
+
+def rows_of(channels: Identities, shape: torch.Size, token: torch.Tensor) -> Identities:
+    """Channels in the last dimension, computed anew at every place."""
+    places = torch.arange(math.prod(shape[:-1])).reshape(*shape[:-1], 1)
+    role = channels.role if channels.role.stride(0) != 0 else channels.role[:1]
+    return Identities(
+        channels.scale.expand(shape), channels.neuron.expand(shape), mix(role, places, token).expand(shape)
+    )
+
+
+def linear_by_columns(builder: GraphBuilder, site: Site, x: Value, weight: Parameter) -> Identities:
+    """`x @ weight`: a linear layer whose weight lies the other way round."""
+    features = builder.uniform(site, x, range(x.meta.dim() - 1))
+    fresh = builder.fresh_channels(weight.meta.shape[1])
+    binding = Binding(
+        "linear weight, by columns",
+        fresh.scale[None, :],
+        features.scale[:, None],
+        Axis.of(fresh),
+        Axis.of(features),
+        transposed=True,
+    )
+    builder.bind(site, weight, binding)
+    return rows_of(fresh, site.output.shape, builder.token())
 
 
 def _convolution(
@@ -78,6 +114,7 @@ def _convolution(
     return Identities.by_channel(fresh, site.output.shape, builder.token())
 
 
+@takes_parameters
 @rule(F.conv1d, F.conv2d, F.conv3d)
 def convolution(
     builder: GraphBuilder,
@@ -93,6 +130,7 @@ def convolution(
     return _convolution(builder, site, input, weight, bias, groups, transposed=False)
 
 
+@takes_parameters
 @rule(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def transposed_convolution(
     builder: GraphBuilder,
@@ -109,6 +147,7 @@ def transposed_convolution(
     return _convolution(builder, site, input, weight, bias, groups, transposed=True)
 
 
+@takes_parameters
 @rule(F.prelu)
 def prelu(builder: GraphBuilder, site: Site, x: Value, weight: Parameter) -> Identities:
     _expect_parameters(site, weight)
@@ -122,6 +161,7 @@ def prelu(builder: GraphBuilder, site: Site, x: Value, weight: Parameter) -> Ide
     return Identities.by_channel(told_apart, site.output.shape, builder.token())
 
 
+@takes_parameters
 @rule(F.group_norm)
 def group_norm(
     builder: GraphBuilder,
@@ -145,6 +185,7 @@ def group_norm(
     )
 
 
+@takes_parameters
 @rule(F.layer_norm)
 def layer_norm(
     builder: GraphBuilder,
@@ -204,7 +245,7 @@ def _expect_parameters(site: Site, *parameters: object) -> None:
             )
 
 
-@module_rule(nn.Linear)
+@module_rule(nn.Linear, NonDynamicallyQuantizableLinear)
 def _linear_module(
     builder: GraphBuilder, site: Site, module: nn.Module, own: dict[str, Parameter], x: Value
 ) -> Identities:
@@ -272,8 +313,37 @@ def _batch_norm_module(
     return Identities.by_channel(result, site.output.shape, builder.token())
 
 
+@takes_parameters
+@rule(F.batch_norm)
+def batch_norm(
+    builder: GraphBuilder,
+    site: Site,
+    x: Value,
+    running_mean: Any,
+    running_var: Any,
+    weight: Parameter | None = None,
+    bias: Parameter | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Identities:
+    _expect_parameters(site, weight, bias)
+    refuse_activations(site, (running_mean, running_var, training, momentum, eps))
+    channels = builder.channels(site, x)
+    if not training:
+        return _frozen_batch_norm(builder, site, {"weight": weight, "bias": bias}, channels)
+    if running_mean is not None or running_var is not None:
+        raise site.refuse(
+            "it keeps running statistics outside of a BatchNorm layer, where nobody collects them",
+            "Use nn.BatchNorm1d/2d/3d, or call it without running statistics.",
+        )
+    builder.per_sample_norm_scales.append(channels.scale)  # it keeps no variance that could take up its eps
+    result = _normalised(builder, site, weight, bias, channels, Axis.of(channels))
+    return Identities.by_channel(result, site.output.shape, builder.token())
+
+
 def _frozen_batch_norm(
-    builder: GraphBuilder, site: Site, own: dict[str, Parameter], channels: Identities
+    builder: GraphBuilder, site: Site, own: Mapping[str, Parameter | None], channels: Identities
 ) -> Identities:
     """In evaluation mode it subtracts and divides by constants, channel by channel: what enters it stays as it is."""
     reason = f"meets the fixed statistics of {site.label}, which is in evaluation mode"

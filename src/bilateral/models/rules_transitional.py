@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from bilateral.models.builder import Axis, Binding, GraphBuilder, Parameter, Site, Value
 from bilateral.models.identities import Identities, mix
-from bilateral.models.rules import rule
+from bilateral.models.rules import rule, takes_parameters
 
 TRANSITIONAL: Final = "transitional weight"
 
@@ -45,6 +45,7 @@ class Transitional(nn.Module):
         return f"{len(self.weight)}, channel_dim={self.channel_dim}"
 
 
+@takes_parameters
 @rule(scale_channels)
 def _scale_channels(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, channel_dim: int) -> Identities:
     dim = channel_dim % x.meta.dim()

@@ -16,8 +16,8 @@ rounding. With `norm_inputs = "scaled"` it does so up to the `eps` of normalisat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -26,9 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from bilateral.arguments import checked
+from bilateral.errors import PlanError
 from bilateral.models.builder import Axis, Binding, Grouping, NormInputs
+from bilateral.models.factor_relations import Derived
 from bilateral.models.flat_maps import FlatMaps
 from bilateral.models.identities import UnionFind
+from bilateral.models.layout import BatchNormLayer, FlatParameter, ModelLayout
 from bilateral.models.permutation import NeuronCells, find_cells
 from bilateral.models.tracing import Walk, walk
 
@@ -36,38 +39,28 @@ _LARGE: Final = 1_000_000
 
 
 @dataclass(frozen=True)
-class ParameterLayout:
+class ParameterLayout(FlatParameter):
     """One parameter: where it lies in the flat vector, which scale classes it has, how it moves."""
 
-    name: str
-    shape: torch.Size
-    offset: int
     kind: str
     binding: Binding | None
     pin_reasons: tuple[str, ...]
 
-    @property
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.offset, self.offset + self.numel)
-
 
 @dataclass(frozen=True)
-class StatisticsLayout:
-    """A BatchNorm layer: the scale classes and neurons of its channels, and whether it keeps running statistics."""
+class StatisticsLayout(BatchNormLayer):
+    """A BatchNorm layer, with the scale classes and neurons of its channels."""
 
-    module: str
     scale_classes: Tensor
     axis: Axis
-    tracked: bool
 
 
 @dataclass(frozen=True)
-class ScaleGraph:
-    """Scale classes, neurons and parameter layouts of one architecture. Immutable; holds no secrets."""
+class ScaleGraph(ModelLayout):
+    """Scale classes, neurons and parameter layouts of one architecture. Immutable; holds no secrets.
+
+    Frozen parameters are in it: they are disguised with the others, so they travel.
+    """
 
     parameters: tuple[ParameterLayout, ...]
     statistics: tuple[StatisticsLayout, ...]
@@ -77,18 +70,17 @@ class ScaleGraph:
     """Classes that enter a GroupNorm or LayerNorm: unlike BatchNorm's, their eps cannot be absorbed at export."""
     cells: NeuronCells
     head: str
-    num_outputs: int
     head_input_classes: Tensor
-    input_shape: tuple[int, ...]
-    """Of one sample."""
-    kept_in_evaluation: tuple[str, ...]
-    """Modules that stay in evaluation mode in training (docs/decisions/0021)."""
     norm_inputs: NormInputs = "exact"
+    derived: Derived = field(default_factory=Derived.none)
+    """Classes whose factor is a product of others'."""
+    vocabulary: Tensor | None = None
+    """Of a network of integers: what each input of a sample stays below. None where inputs are real numbers."""
 
     @staticmethod
     @checked
     def of(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> ScaleGraph:
-        """Analyse `model`. `example_input` has a batch dimension; only its shape matters.
+        """Analyse `model`. `example_input` has a batch dimension; only its shape matters, and whether it is of integers.
 
         `norm_inputs`: exact gives factor 1 to what enters a normalisation layer; scaled gives it secret ones as well,
         and the layer's eps acts as eps / scale^2: another network than the plain one, another one every round.
@@ -97,8 +89,9 @@ class ScaleGraph:
         return _compress(found, model)
 
     @property
-    def num_parameters(self) -> int:
-        return sum(p.numel for p in self.parameters)
+    def num_free_factors(self) -> int:
+        """Secret factors that are drawn, and not computed from others."""
+        return self.num_scale_classes - 1 - len(self.derived.targets)
 
     @property
     def head_weight(self) -> ParameterLayout:
@@ -112,25 +105,12 @@ class ScaleGraph:
     def layout(self, name: str) -> ParameterLayout:
         return next(p for p in self.parameters if p.name == name)
 
-    def flatten(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """Named tensors -> one vector in the order of `parameters`."""
-        return torch.cat([tensors[p.name].detach().reshape(-1) for p in self.parameters]).to(dtype)
-
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """The inverse of `flatten`; the tensors are views of `vector`."""
-        return {p.name: vector[p.slice].view(p.shape) for p in self.parameters}
-
     @cached_property
     def _maps(self) -> FlatMaps:
         return FlatMaps(
             [(p.offset, p.shape, p.binding) for p in self.parameters],
             [(s.scale_classes, s.axis) for s in self.statistics if s.tracked],
         )
-
-    @property
-    def num_statistics(self) -> int:
-        """Length of the vector of batch statistics: a mean and a variance per normalised channel."""
-        return self._maps.num_statistics
 
     def ratio(self, scale_factors: Tensor) -> Tensor:
         """perturbed / plain for every element, in the plain order."""
@@ -152,6 +132,16 @@ class ScaleGraph:
         return self._maps.unscale(statistics, scale_factors, exchange)
 
 
+def traced(layout: ModelLayout) -> ScaleGraph:
+    """The layout of a model that was traced, which whoever asks for this asked for beforehand."""
+    if not isinstance(layout, ScaleGraph):
+        raise PlanError(
+            "The scale graph of a model was asked for that was not traced.",
+            remedy="Let the protection's traits say `needs_trace=True`.",
+        )
+    return layout
+
+
 def positions(axis: Axis, exchange: Tensor) -> Tensor:
     """For each place along an axis, the plain place of the neuron (in the same role) that `exchange` puts there."""
     stride = int(axis.role.max()) + 1 if axis.role.numel() else 1
@@ -165,6 +155,8 @@ def positions(axis: Axis, exchange: Tensor) -> Tensor:
 def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
     """Replace class numbers by consecutive representatives and lay the parameters out in one vector."""
     builder = found.builder
+    normalised = [s.reshape(-1) for s in builder.normalised_scales]
+    builder.scales.settle(torch.cat(normalised) if normalised else None)
     scale_of, num_scales = _consecutive(builder.scales)
     neuron_of, num_neurons = _consecutive(builder.neurons)
 
@@ -193,7 +185,7 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
     cells = find_cells(
         num_neurons,
         [compress(axis) for axis in builder.axes],
-        [neuron_of[p] for p in builder.producers],
+        [compress(axis) for axis in builder.producers],
         [Grouping(g.num_groups, tuple(compress(side) for side in g.sides)) for g in builder.groupings],
     )
 
@@ -202,10 +194,16 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         return torch.unique(torch.cat(joined)) if joined else torch.zeros(0, dtype=torch.int64)
 
     head_input = found.head_inputs.ids
+    powers = [
+        (int(scale_of[target]), int(scale_of[source]), float(power))
+        for target, row in sorted(builder.scales.derived().items())
+        for source, power in sorted(row.items())
+    ]
     return ScaleGraph(
         parameters=tuple(layouts),
         statistics=tuple(
-            StatisticsLayout(s.module, scale_of[s.scale], compress(s.axis), s.tracked) for s in builder.statistics
+            StatisticsLayout(s.module, len(s.scale), s.tracked, scale_of[s.scale], compress(s.axis))
+            for s in builder.statistics
         ),
         num_scale_classes=num_scales,
         normalised_classes=classes(builder.normalised_scales),
@@ -217,6 +215,8 @@ def _compress(found: Walk, model: nn.Module) -> ScaleGraph:
         input_shape=found.input_shape,
         kept_in_evaluation=found.kept_in_evaluation,
         norm_inputs=builder.norm_inputs,
+        derived=Derived.of(powers),
+        vocabulary=found.vocabulary,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -13,17 +14,28 @@ from torch.fx.node import map_aggregate
 from bilateral.errors import BilateralError, ModelError
 
 # Importing the rule files registers their rules.
-from bilateral.models import rules_elementwise, rules_moving, rules_parametric, rules_spatial  # noqa: F401
-from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Value
+from bilateral.models import (  # noqa: F401
+    rules_attention,
+    rules_clear,
+    rules_elementwise,
+    rules_moving,
+    rules_parametric,
+    rules_recurrent,
+    rules_spatial,
+    rules_spelled,
+    rules_tables,
+)
+from bilateral.models.builder import NO_LIMIT, GraphBuilder, NormInputs, Parameter, Site, Stored, Value
 from bilateral.models.calls import Calls, check_record, record
 from bilateral.models.identities import Identities
 from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
-from bilateral.models.rules import METHOD_RULES, MODULE_RULES, function_rule
-from bilateral.models.rules_moving import only_moves
+from bilateral.models.rules import HANDLES_CONSTANTS, METHOD_RULES, MODULE_RULES, TAKES_PARAMETERS, function_rule
+from bilateral.models.rules_moving import COPIES, moves_parameters, only_moves
 
 SUPPORTED = (
     "Supported: Linear, Conv1d/2d/3d (grouped, transposed), ReLU, LeakyReLU, PReLU, pooling, upsampling, padding, "
-    "BatchNorm, GroupNorm, LayerNorm, Dropout, flatten/view/cat/add; sigmoid, tanh, GELU and the like are pinned."
+    "BatchNorm, GroupNorm, LayerNorm, Dropout, Embedding, attention, matmul, LSTM, GRU, flatten/view/cat/add; sigmoid, "
+    "tanh, GELU and the like are pinned."
 )
 
 _NUMPY_NAMES: Final = {"axis": "dim", "keepdims": "keepdim"}
@@ -40,21 +52,51 @@ class Walk:
     parameter_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     kept_in_evaluation: tuple[str, ...]
+    vocabulary: Tensor | None = None
 
 
 def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exact") -> Walk:
-    """Trace `model` and apply the rule of every call. `example_input` fixes the shapes; its values do not matter."""
+    """Trace `model` and apply the rule of every call. `example_input` fixes shapes and type, its values do not matter."""
     calls = record(model)
     input_shape = tuple(example_input.shape[1:])
-    found = _Walker(model, calls, norm_inputs).run(input_shape)
-    check_record(model, calls, input_shape)
+    integers = None if example_input.is_floating_point() else example_input.dtype
+    found = _Walker(model, calls, norm_inputs, integers).run(input_shape)
+    tied = found.builder.tied_outputs()
+    if tied:
+        found = _Walker(model, calls, norm_inputs, integers, tied).run(input_shape)
+    check_record(model, calls, check_inputs(model, input_shape, found.vocabulary, example_input.dtype))
     return found
 
 
+def check_inputs(
+    model: nn.Module, input_shape: tuple[int, ...], vocabulary: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Two samples that the model takes: normal ones in its own precision, or integers within its tables."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return torch.randn(2, *input_shape, dtype=own, generator=generator)
+    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
+
+
+def integers_below(vocabulary: Tensor, uniform: Tensor) -> Tensor:
+    """Integers for a network of integers, from numbers between 0 and 1; those without a limit are small."""
+    limits = torch.where(vocabulary == NO_LIMIT, torch.full_like(vocabulary, 16), vocabulary)
+    return torch.minimum((uniform.double() * limits).long(), limits - 1)
+
+
 class _Walker:
-    def __init__(self, model: nn.Module, calls: Calls, norm_inputs: NormInputs) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: Calls,
+        norm_inputs: NormInputs,
+        integers: torch.dtype | None = None,
+        parts: dict[int, Tensor] | None = None,
+    ) -> None:
         self._calls = calls
-        self._builder = GraphBuilder(norm_inputs=norm_inputs)
+        self._builder = GraphBuilder(norm_inputs=norm_inputs, parts=parts or {})
+        self._integers = integers
         self._canonical = _canonical_names(model)
         self._model = model
         self._dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -75,7 +117,9 @@ class _Walker:
         for node in nodes:
             if node is inputs[0]:
                 shape = (BATCH, *input_shape)
-                self._values[node] = Value.of(self._empty(shape), Identities.pinned(shape))
+                ids = Identities.pinned(shape) if self._integers is None else self._builder.hold_integers(shape)
+                other = torch.Size((OTHER_BATCH, *input_shape))
+                self._values[node] = replace(Value.of(self._empty(shape), ids), other_shape=other)
                 self._other.hold(node, self._empty((OTHER_BATCH, *input_shape)))
             elif node.op in ("placeholder", "get_attr"):
                 held = node.args[0] if node.op == "placeholder" else self._attribute(str(node.target))
@@ -89,7 +133,7 @@ class _Walker:
         return self._finish(output, input_shape)
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, device="meta", dtype=self._dtype)
+        return torch.empty(shape, device="meta", dtype=self._integers or self._dtype)
 
     def _attribute(self, path: str) -> Any:
         if path in self._calls.constants:
@@ -118,21 +162,66 @@ class _Walker:
             return output
         site = Site(label, output, str(node.target) if module is not None else "")
         if not any(isinstance(argument, Value) for argument in held):
-            for argument in held:
-                raise site.refuse(
-                    f"it computes with the bare parameter `{argument.name}`",
-                    "Use parameters through layers (Linear, convolution, normalisation, PReLU) only.",
-                )
-            return output  # a constant
-        applied = self._apply(node, module, site, args, kwargs)
-        self._other.check_size(node, label, output)
-        if not only_moves(node):
+            if not held and type(module) is not nn.Embedding:
+                return output  # a constant
+            if held and moves_parameters(node):
+                return self._moved_parameters(node, site, output, args, kwargs)
+        if self._rule(node, module, site) not in TAKES_PARAMETERS:
+            args, kwargs = self._with_values(node, site, (args, kwargs), held)
+        applied = self._told(node, self._apply(node, module, site, args, kwargs))
+        if any(isinstance(argument, Value) and argument.batch_dims for argument in held):
+            self._other.check_size(node, label, output)
+        if not only_moves(node) and self._rule(node, module, site) not in HANDLES_CONSTANTS:
             _keep_in_place(self._builder, site, held, _constants((args, kwargs)))
         if type(module) is nn.Linear:
             weight = Parameter(self._canonical[f"{node.target}.weight"], module.weight)
             assert isinstance(args[0], Value)
             self._linear_calls[node] = (args[0], weight)
         return applied
+
+    def _moved_parameters(
+        self, node: fx.Node, site: Site, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Bare parameters that are moved, copied or joined among themselves: the same with their elements."""
+
+        def elements(argument: Any) -> Any:
+            if isinstance(argument, Parameter):
+                return self._builder.bare.stored(argument, site).elements
+            return argument.elements if isinstance(argument, Stored) else argument
+
+        if node.op == "call_method" and str(node.target) in COPIES:
+            (held,) = _held((args, kwargs))
+            return Stored(output, elements(held))
+        moved = run_call(node, None, map_aggregate(args, elements), map_aggregate(kwargs, elements))
+        if isinstance(moved, Tensor):
+            return Stored(output, moved)
+        return tuple(Stored(meta, part) for meta, part in zip(output, moved, strict=True))
+
+    def _with_values(
+        self, node: fx.Node, site: Site, arguments: Any, held: list[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, bare parameters among them as values beside its activations."""
+        values = [argument for argument in held if isinstance(argument, Value)]
+
+        def as_value(argument: Any) -> Any:
+            if isinstance(argument, Parameter | Stored):
+                return self._builder.bare.value(site, argument, values)
+            return argument
+
+        args, kwargs = map_aggregate(arguments, as_value)
+        return args, kwargs
+
+    def _told(self, node: fx.Node, applied: Any) -> Any:
+        """Values with the shapes that they have for another number of samples."""
+
+        def tell(part: Any, other: Any) -> Any:
+            if isinstance(part, Value):
+                return replace(part, other_shape=other.shape)
+            if isinstance(part, tuple):
+                return tuple(tell(*pair) for pair in zip(part, other, strict=True))
+            return part
+
+        return tell(applied, self._other.of(node))
 
     def _check_overwritten(self, held: list[Any], label: str) -> None:
         for argument in held:
@@ -179,7 +268,7 @@ class _Walker:
         path = str(node.target)
         own = {
             name: Parameter(self._canonical[f"{path}.{name}"], parameter)
-            for name, parameter in module.named_parameters(recurse=False)
+            for name, parameter in module.named_parameters()
         }
         return (module, own)
 
@@ -236,8 +325,10 @@ class _Walker:
         if self._builder.uses[self._canonical.get(f"{head}.bias", "")] > 1:
             raise site.refuse("its bias is shared with another layer", "Give the head a bias of its own.")
         builder = self._builder
+        builder.bare.finish()
         builder.scales.pin(self._values[result].ids.scale, "output of the network")
         builder.neurons.pin(self._values[result].ids.neuron, "output of the network")
+        limits = builder.input_limits
         return Walk(
             builder,
             head=weight.name.removesuffix(".weight"),
@@ -246,6 +337,7 @@ class _Walker:
             parameter_names=tuple(dict.fromkeys(self._canonical.values())),
             input_shape=input_shape,
             kept_in_evaluation=self._calls.kept_in_evaluation,
+            vocabulary=None if limits is None else limits[: math.prod(input_shape)].reshape(input_shape),
         )
 
 
@@ -265,7 +357,7 @@ def _label(node: fx.Node, module: nn.Module | None) -> str:
 
 
 def _to_meta(argument: Any) -> Any:
-    if isinstance(argument, Value | Parameter):
+    if isinstance(argument, Value | Parameter | Stored):
         return argument.meta
     return argument.to("meta") if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
@@ -283,7 +375,7 @@ def _held(arguments: Any) -> list[Any]:
     found: list[Any] = []
 
     def look(argument: Any) -> Any:
-        if isinstance(argument, Value | Parameter):
+        if isinstance(argument, Value | Parameter | Stored):
             found.append(argument)
         return argument
 
@@ -326,6 +418,6 @@ def _wrap(site: Site, output: Any, ids: Any) -> Any:
                 "Give the constant the activation's shape.",
             )
         return Value.of(output, ids)
-    if isinstance(ids, Value):
+    if isinstance(ids, Value | Stored):
         return ids
     return tuple(_wrap(site, part, i) for part, i in zip(output, ids, strict=True))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
+from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import NoisePlan
@@ -22,7 +23,7 @@ from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Message
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,20 @@ class Mix:
 
     model: ModelProtection
     noise: NoiseProtection | None
-    loss: Loss
+    objective: Objective
     masks: MaskName
     num_participants: int
     num_statistics: int = 0
+    local_steps: bool = False
+    unit: str = "sample"
+    """What noise protects, if there is any."""
+    batch_norms: tuple[str, ...] = ()
+    """Layers whose batch statistics are uploaded."""
+
+    @property
+    def loss(self) -> str:
+        """The loss by its name."""
+        return self.objective.name
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,8 @@ class Rule:
     applies: Callable[[Mix], bool]
     reason: str
     remedy: str
+    layers: Callable[[Mix], tuple[str, ...]] = lambda _: ()
+    """Whose fault it is."""
 
 
 class Protection(ABC):
@@ -89,6 +102,9 @@ class Protection(ABC):
     def warnings(self, plan: Plan) -> Iterator[str]:
         """What operators of a deployment should know of its limits."""
 
+    def check_network(self, model: nn.Module, layout: ModelLayout) -> None:  # noqa: B027
+        """Raise by name for what this cannot train, besides what a trace refuses (`Traits.needs_trace`)."""
+
 
 class ModelProtection(Protection):
     """What clients are sent, and what they upload."""
@@ -97,6 +113,10 @@ class ModelProtection(Protection):
     """`make_client` takes clipping, as noise of clients needs it."""
     baseline_of: str = ""
     """Whose scheme it is, if it is here to be measured against: no rung of the ladder, compared only if asked for."""
+    one_gradient_because: str = "its clients are written to give one gradient a round"
+    """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
+    takes_any_objective: bool = False
+    """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 
     @property
     def title(self) -> str:
@@ -120,11 +140,11 @@ class ModelProtection(Protection):
     def make_client(self, basis: ClientBasis) -> ClientHalf:
         """A client's half."""
 
-    def term_names(self, plan: Plan, loss: Loss) -> tuple[str, ...]:  # noqa: ARG002
+    def term_names(self, plan: Plan, loss: str) -> tuple[str, ...]:  # noqa: ARG002
         """The rows of an upload."""
         return ("gradient",)
 
-    def asks(self, plan: Plan, loss: Loss) -> bool:  # noqa: ARG002
+    def asks(self, plan: Plan, loss: str) -> bool:  # noqa: ARG002
         """Whether clients ask the server in the middle of a round, which shows it their batch."""
         return False
 
@@ -140,12 +160,12 @@ class ModelProtection(Protection):
         def make_client(seat: Seat) -> ClientParts:
             return ClientParts(self.make_client(around.basis(seat)), around.batch_schedule(seat))
 
-        graph = around.graph
+        layout = around.layout
         num_terms = len(self.term_names(around.plan, around.problem.loss))
         return Sides(
             lambda model: self.make_server(around, model),
             make_client,
-            UploadShape(num_terms, graph.num_parameters, graph.num_statistics),
+            UploadShape(num_terms, layout.num_parameters, layout.num_statistics),
             (self.guarantee(around),),
             check=self.recovery_check(around),
         )
@@ -172,7 +192,7 @@ class NoiseProtection(Protection):
     def traits(self, plan: Plan, below: Traits) -> Traits:
         """Of both together; `below` are those of the model's protection."""
 
-    def term_names(self, plan: Plan, loss: Loss, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+    def term_names(self, plan: Plan, loss: str, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
         """The rows of an upload; `below` are those of the model's protection."""
         return below
 

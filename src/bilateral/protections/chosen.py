@@ -12,7 +12,6 @@ from bilateral.protections.base import ModelProtection, NoiseProtection, Protect
 from bilateral.protections.groundwork import Groundwork, Plan
 from bilateral.protections.sides import Sides
 from bilateral.protections.traits import Traits
-from bilateral.protocols.perturb.settings import Loss
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Chosen:
         """Both sides below the masks."""
         return self.each[-1].sides(around)
 
-    def term_names(self, loss: Loss) -> tuple[str, ...]:
+    def term_names(self, loss: str) -> tuple[str, ...]:
         """The rows of an upload."""
         below = self.model.term_names(self.plan, loss)
         return below if self.noise is None else self.noise.term_names(self.plan, loss, below)
 
-    def asks(self, loss: Loss) -> bool:
+    def asks(self, loss: str) -> bool:
         """Whether clients ask the server in the middle of a round, which shows it their batch."""
         return self.model.asks(self.plan, loss)
 

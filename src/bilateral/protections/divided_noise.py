@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from bilateral.errors import PlanError
-from bilateral.protections.fedavg.halves import FedAvgClient, PlainModel
+from bilateral.protections.fedavg.halves import PlainModel
+from bilateral.protections.fedavg.variant import VariantClient
 from bilateral.protections.groundwork import ClientBasis, Groundwork
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.clipping import ClipSettings
@@ -43,19 +44,11 @@ class DividedNoise:
         return of_sum / math.sqrt(max(1, self.num_honest - 1))
 
 
-class DividedNoiseClient(FedAvgClient):
+class DividedNoiseClient(VariantClient):
     """FedSGD's client, which clips and adds its part of the noise."""
 
     def __init__(self, basis: ClientBasis, clip: ClipSettings, deviation: float) -> None:
-        super().__init__(
-            basis.name,
-            basis.model,
-            basis.graph,
-            basis.loss,
-            channels_last=basis.plan.training.channels_last,
-            clip=clip,
-            workspace=basis.workspace,
-        )
+        super().__init__(basis, clip)
         self._deviation = deviation
         self._randomness = basis.randomness
 

@@ -10,15 +10,18 @@ from torch import nn
 
 from bilateral.errors import PlanError
 from bilateral.learning.client import BatchSchedule, Schedule
+from bilateral.learning.local_steps import LocalSchedule, LocalSettings
 from bilateral.learning.problem import Member, Problem
 from bilateral.learning.secrets import Secrets
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
+from bilateral.models.scale_graph import ScaleGraph, traced
 from bilateral.protections.sections import AggregationPlan, NoisePlan, PerturbationPlan
 from bilateral.protections.sides import Seat
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.clipping import ClipSettings
-from bilateral.protocols.perturb.settings import Loss, PerturbationSettings
+from bilateral.protocols.objective import Objective
+from bilateral.protocols.perturb.settings import PerturbationSettings
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness
 
@@ -43,6 +46,8 @@ class TrainingSettings(Protocol):
     def augment(self) -> bool: ...
     @property
     def channels_last(self) -> bool | None: ...
+    @property
+    def local_settings(self) -> LocalSettings | None: ...
 
 
 class FederationSettings(Protocol):
@@ -93,14 +98,24 @@ class ClientBasis:
 
     name: str
     model: nn.Module
-    graph: ScaleGraph
+    layout: ModelLayout
     plan: Plan
-    loss: Loss
+    objective: Objective
     randomness: Randomness
     """The client's own."""
     clip: ClipSettings | None = None
     count_clipped: bool = False
     workspace: Workspace | None = None
+
+    @property
+    def graph(self) -> ScaleGraph:
+        """Of a protection that needs a trace."""
+        return traced(self.layout)
+
+    @property
+    def loss(self) -> str:
+        """What is minimised, by its name."""
+        return self.objective.name
 
 
 @dataclass(frozen=True)
@@ -112,8 +127,14 @@ class Groundwork:
     members: tuple[Member, ...]
     model: nn.Module
     """The architecture with the plan's initial weights. Nobody trains this one."""
-    graph: ScaleGraph
+    layout: ModelLayout
+    """A `ScaleGraph` if the plan's protections need a trace."""
     secrets: Secrets
+
+    @property
+    def graph(self) -> ScaleGraph:
+        """Of a plan whose protections need a trace (`Traits.needs_trace`)."""
+        return traced(self.layout)
 
     @property
     def names(self) -> list[str]:
@@ -153,13 +174,23 @@ class Groundwork:
 
     def batch_schedule(self, seat: Seat) -> Schedule:
         """Which samples are used when is no secret here; noise that rests on sampling brings a schedule of its own."""
-        return BatchSchedule(
+        batches = BatchSchedule(
             seat.num_samples, self.plan.training.batch_size, self.secrets.batches(self.plan.seed, seat.name)
         )
+        local = self.plan.training.local_settings
+        return batches if local is None else LocalSchedule(batches, local)
 
     def basis(self, seat: Seat, *, clip: ClipSettings | None = None, count_clipped: bool = False) -> ClientBasis:
         """What the half of the client in this seat is built from."""
         own = self.secrets.stream("client", seat.name)
         return ClientBasis(
-            seat.name, self.model, self.graph, self.plan, self.problem.loss, own, clip, count_clipped, seat.workspace
+            seat.name,
+            self.model,
+            self.layout,
+            self.plan,
+            self.problem.objective,
+            own,
+            clip,
+            count_clipped,
+            seat.workspace,
         )

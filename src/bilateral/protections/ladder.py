@@ -1,7 +1,7 @@
 """The protections as one setting, from none to both directions: who sees what, and at what cost.
 
-`bilateral run --protection` takes each rung by its name. README and `bilateral ladder` draw this table, and a test
-holds the page to it.
+`bilateral run --protection` takes each rung by its name. README, `bilateral ladder`, the help of `--protection`, what a
+run prints, an audit's page and docs/leakage.md draw this table; tests hold each of them to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LADDER: Final = (
         "the model",
         "nobody needs to",
         "sound",
-        "any that `torch.fx` traces",
+        "any `nn.Module`; sound noise: without BatchNorm",
         "1",
         "broken: images read from single gradients",
     ),
@@ -42,7 +42,7 @@ LADDER: Final = (
         "the model",
         "the server and a third of the clients: single uploads",
         "sound",
-        "any that `torch.fx` traces",
+        "any `nn.Module`; sound noise: without BatchNorm",
         "1, and some 15 ms a round and client",
         "single uploads hold; a server that crafts the model reads samples out of sums",
     ),
@@ -52,7 +52,7 @@ LADDER: Final = (
         "a disguised model: a client that tries gets what it computes, and its weights to some percent",
         "the server and a third of the clients: single uploads",
         "sound, with MSE",
-        "ends in a `Linear`",
+        "traced by `torch.fx`, of known layers, ends in a `Linear`",
         "1.0 to 2.3 plain steps",
         "the server's side as with masks; for the clients' side nothing is claimed, and it is broken",
     ),
@@ -80,8 +80,28 @@ TITLES: Final = {
 }
 
 
+def rung_of(protection: str, masks: str) -> Rung | None:
+    """Where a plan stands: its protection (as plans store it) and the masks that it comes to. None: beside the ladder.
+
+    A disguised or sealed model without masks, float masks, and what the papers published are rungs of nobody.
+    """
+    on_sums = "masks" if protection in ("fedavg", "masks") else protection
+    wanted = {"none": "fedavg" if on_sums == "masks" else "", "ring": on_sums}.get(masks)
+    return next((rung for rung in LADDER if rung.protection == wanted), None)
+
+
+def who_sees_what(rung: Rung) -> dict[str, str]:
+    """The three cells that a summary has room for, by their titles."""
+    return {TITLES[name]: getattr(rung, name) for name in ("server_sees", "clients_see", "together")}
+
+
+def in_a_sentence() -> str:
+    """For the help of an option."""
+    return "; ".join(f"{rung.protection}: clients see {rung.clients_see.partition(':')[0]}" for rung in LADDER)
+
+
 def as_markdown() -> str:
-    """The table, for README."""
+    """The table, for README and other pages."""
     names = [item.name for item in fields(Rung)]
     lines = ["| " + " | ".join(TITLES[name] for name in names) + " |", "|" + "---|" * len(names)]
     for rung in LADDER:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # they are built from what asks for names here
 GROUP: Final = "bilateral.protections"
 NO_NOISE: Final = "none"
 """What `noise.mechanism` says where there is none."""
+LOCAL_STEPS: Final = "local-steps"
+"""What stands in the names of trainings whose clients take steps of their own, in place of `fedavg`."""
 
 _PROTECTIONS: Final[dict[str, ModelProtection]] = {}
 _MECHANISMS: Final[dict[str, NoiseProtection]] = {}
@@ -104,10 +106,13 @@ def own_sections() -> dict[str, type[BaseModel]]:
 
 
 def spoken(identifier: str) -> str:
-    """An identifier of ours as people read it: `fedavg` averages one gradient a round, and that is FedSGD."""
+    """An identifier of ours as people read it: `fedavg` averages one gradient a round, and that is FedSGD.
+
+    With local steps it is FedAvg.
+    """
     for one in everyone():
         identifier = identifier.replace(one.name, one.vocabulary.spoken or one.name)
-    return identifier
+    return identifier.replace(LOCAL_STEPS, "FedAvg")
 
 
 def in_words(names: tuple[str, ...]) -> str:

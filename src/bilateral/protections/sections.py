@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticKnownError
 
+from bilateral.errors import PlanError
 from bilateral.models.builder import NormInputs
 from bilateral.protections import registry
-from bilateral.protocols.mask.settings import GraphKind, MaskSettings
+from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION, GraphKind, MaskSettings
+from bilateral.protocols.mask.widths import WIDEST, WidthSetting
+from bilateral.protocols.objective import PLAIN_REMEDY
 from bilateral.protocols.perturb.settings import Loss, Noise, PerturbationSettings, Softmax
 
 
@@ -51,9 +54,12 @@ class PerturbationPlan(Section):
     softmax: Softmax = "local"
     norm_inputs: NormInputs = "exact"
 
-    def settings(self, loss: Loss) -> PerturbationSettings:
+    def settings(self, loss: str) -> PerturbationSettings:
+        known: Loss | None = "mse" if loss == "mse" else "ce" if loss == "ce" else None
+        if known is None:
+            raise PlanError(f"Perturbation is written for mse and ce, not for {loss!r}.", remedy=PLAIN_REMEDY)
         return PerturbationSettings(
-            loss,
+            known,
             self.noise,
             self.partitions,
             self.permute,
@@ -68,6 +74,8 @@ class AggregationPlan(Section):
     """Privacy settings of the sum that the server sees; see `MaskSettings`.
 
     `masks` auto: ring under perturbation with two or more clients a round, none otherwise.
+    `width`: bits of a value under ring masks (64, 48, 40 or 32); auto: as few as sums need to be right to `resolution`
+    of the largest value (a float32 is right to 6e-8 of itself). The first round has 64: no range is known yet.
     """
 
     masks: Literal["auto", "ring", "float", "none"] = "auto"
@@ -75,9 +83,11 @@ class AggregationPlan(Section):
     neighbours: int | None = Field(default=None, ge=1)
     threshold: float = Field(default=2 / 3, gt=0.5, lt=1)
     float_scale: float = Field(default=1000.0, gt=0)
+    width: WidthSetting = WIDEST
+    resolution: float = Field(default=DEFAULT_RESOLUTION, gt=0, lt=1)
 
     def settings(self) -> MaskSettings:
-        return MaskSettings(self.graph, self.neighbours, self.threshold)
+        return MaskSettings(self.graph, self.neighbours, self.threshold, width=self.width, resolution=self.resolution)
 
 
 class NoisePlan(Section):

@@ -7,10 +7,11 @@ The server's process builds the server's side, a site's process that client, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from bilateral.errors import PlanError
 from bilateral.learning.aggregation import Aggregation
 from bilateral.learning.client import Schedule, Uploader
 from bilateral.learning.exchange import Party
@@ -19,6 +20,8 @@ from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import AddPairwise, Agreed, Opened, Privatise
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.settings import MaskSettings
+from bilateral.protocols.mask.widths import WIDEST, Width
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
@@ -51,6 +54,8 @@ class ClientParts:
     """Takes over the norm of adaptive clipping."""
     opened: Opened | None = None
     """Told of every opening that its masks take, with the keys of the run (ring masks)."""
+    shares_process: bool = False
+    """Whether other clients live in the same process, so that each must keep little in memory."""
     agreed: Agreed | None = None
     """Told when shares of others opened: as many as a sum needs were shown the same opening."""
 
@@ -77,6 +82,8 @@ class Sides:
     pairwise: Callable[[KeyRing], AddPairwise] | None = None
     """P2's noise that cancels between clients."""
     fixed_bounds: Sequence[float] | None = None
+    width: Width = WIDEST
+    """Bits of a masked value where bounds are fixed."""
     covers: frozenset[int] = frozenset()
     """Ledger lines of masks that the noise below them takes care of, or states in its own words."""
     weight: int | None = None
@@ -94,3 +101,12 @@ class Sides:
     """Uploads are ring words, which masks sum as they are."""
     helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)
     """Parties without data that rounds need, each built from its keys in its own process."""
+
+    def mask_settings(self, planned: MaskSettings) -> MaskSettings:
+        """Where ranges are fixed, so is the width: what the noise needs. Ring words have 64 bits."""
+        if self.words and planned.width not in ("auto", WIDEST):
+            raise PlanError(
+                f"aggregation.width is {planned.width}, and clients upload words of {WIDEST} bits in this protection.",
+                remedy="Leave it out.",
+            )
+        return replace(planned, width=self.width) if self.words or self.fixed_bounds is not None else planned

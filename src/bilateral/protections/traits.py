@@ -12,6 +12,8 @@ MaskName = Literal["ring", "float", "none"]
 class Traits:
     """Of all protections of a plan together. The lines are of docs/leakage-ledger.md."""
 
+    needs_trace: bool = True
+    """The network is traced, and its scale graph is there; without, it may be any module (`ModelLayout`)."""
     hides_model: bool = False
     """Clients are sent a perturbed model (`PerturbedModel`), not the parameters as they are."""
     computes_on_shares: bool = False

@@ -59,7 +59,7 @@ class FlatGradients:
             if at_output is not None:
                 torch.mm(at_output.t(), self._products[p].inputs, out=target)
             elif gradient is not None:
-                target.copy_(gradient)
+                target.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             else:
                 target.zero_()
 
@@ -89,6 +89,8 @@ def _large_products(root: Tensor, weights: Sequence[nn.Parameter]) -> dict[nn.Pa
         if weight is None or uses[leaf] != 1 or getattr(node, "_saved_alpha", 1) != 1:
             continue
         inputs = getattr(node, inputs_name).detach()
+        if weight._backward_hooks:  # autograd calls them
+            continue
         if inputs.dtype == weight.dtype and inputs.layout == torch.strided and weight.is_contiguous():
             found[weight] = _Product(GradientEdge(node, 0), inputs)
     return found

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from bilateral.errors import ModelError, NumericalRangeError, PlanError
 from bilateral.models.calls import trace
+from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import set_training
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.scale_graph import traced
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.workspace import Workspace
 
@@ -68,13 +70,16 @@ class LocalModel:
     def __init__(
         self,
         model: nn.Module,
-        graph: ScaleGraph,
+        layout: ModelLayout,
         *,
         channels_last: bool | None = None,
         workspace: Workspace | None = None,
+        keeps_history: bool = False,
     ) -> None:
-        self.module = set_training(copy.deepcopy(model), graph.kept_in_evaluation)
-        collect_batch_statistics(self.module)
+        """`keeps_history`: BatchNorm's running statistics are what the layer makes of them, not the last batch's."""
+        self.module = set_training(copy.deepcopy(model), layout.kept_in_evaluation)
+        if not keeps_history:
+            collect_batch_statistics(self.module)
         if channels_last is None:
             channels_last = prefers_channels_last(self.module)
         self._format = torch.channels_last if channels_last else torch.contiguous_format
@@ -86,36 +91,44 @@ class LocalModel:
             )
         if channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._graph = graph
+        self._layout = layout
         own = dict(self.module.named_parameters())
-        self.parameters = [own[p.name] for p in graph.parameters]
+        self.parameters = [own[p.name] for p in layout.parameters]
         with torch.no_grad():
             for parameter in self.parameters:
                 parameter.zero_()  # a client knows the architecture, not the server's weights
         self._workspace = workspace or Workspace()
         self._workspace.place_weights(self.parameters)
-        head = self.module.get_submodule(graph.head)
+        floats = (p.dtype for p in self.module.parameters() if p.is_floating_point())
+        self.dtype = next(floats, torch.get_default_dtype())
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last layer of a model that was traced."""
+        head = self.module.get_submodule(traced(self._layout).head)
         assert isinstance(head, nn.Linear)
-        self.head = head
+        return head
 
     def load(self, parameters: Tensor) -> None:
         """Take over a flat vector of parameters."""
         self._workspace.claim(self)
-        values = self._graph.unflatten(parameters)
+        values = self._layout.unflatten(parameters)
         with torch.no_grad():
-            for layout, parameter in zip(self._graph.parameters, self.parameters, strict=True):
-                parameter.copy_(values[layout.name])
+            for place, parameter in zip(self._layout.parameters, self.parameters, strict=True):
+                parameter.copy_(values[place.name])
 
-    def run(self, client: str, round_index: int, inputs: Tensor) -> Tensor:
-        """Outputs with their graph; NaN and infinities are refused by the client's name.
+    def run(self, client: str, round_index: int, inputs: Tensor, *, check: bool = True) -> Any:
+        """Outputs with their graph, as the module gives them; NaN and infinities are refused by the client's name.
 
-        Inputs of another precision are taken in the model's own.
+        Real inputs of another precision are taken in the model's own; whole numbers stay what they are.
         """
-        inputs = inputs.to(self.head.weight.dtype)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._format)
-        outputs: Tensor = self.module(inputs)
-        if not bool(torch.isfinite(outputs).all()):
+        outputs = self.module(inputs)
+        tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
+        if check and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             raise NumericalRangeError(
                 f"{client}: the model's outputs are NaN or infinite in round {round_index}.",
                 remedy="Check the inputs, or lower the learning rate.",
@@ -128,7 +141,7 @@ class LocalModel:
 
     def upload_rows(self, count: int, dtype: torch.dtype) -> Tensor:
         """Memory for `count` terms, not initialised."""
-        return self._workspace.rows(count, self._graph.num_parameters, dtype)
+        return self._workspace.rows(count, self._layout.num_parameters, dtype)
 
     def batch_statistics(self) -> Tensor:
-        return batch_statistics(self.module, self._graph)
+        return batch_statistics(self.module, self._layout)

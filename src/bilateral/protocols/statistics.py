@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.errors import ModelError
-from bilateral.models.scale_graph import ScaleGraph, StatisticsLayout, positions
+from bilateral.models.layout import BatchNormLayer, ModelLayout
+from bilateral.models.scale_graph import ScaleGraph, positions
 
 
 def collect_batch_statistics(model: nn.Module) -> None:
@@ -19,23 +20,23 @@ def collect_batch_statistics(model: nn.Module) -> None:
             module.momentum = 1.0
 
 
-def batch_statistics(model: nn.Module, graph: ScaleGraph) -> Tensor:
+def batch_statistics(model: nn.Module, layout: ModelLayout) -> Tensor:
     """Means and unbiased variances of the last batch, layer after layer, as one vector."""
     parts: list[Tensor] = []
-    for layout in graph.statistics:
-        mean, variance = _buffers(model, layout)
+    for layer in layout.statistics:
+        mean, variance = _buffers(model, layer)
         if mean is not None and variance is not None:
             parts += [mean.detach().clone(), variance.detach().clone()]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def update_running_statistics(model: nn.Module, graph: ScaleGraph, statistics: Tensor) -> None:
+def update_running_statistics(model: nn.Module, layout: ModelLayout, statistics: Tensor) -> None:
     """The server's own BatchNorm update with the clients' average, as torch does it after a batch."""
     offset = 0
-    for layout in graph.statistics:
-        module = model.get_submodule(layout.module)
+    for layer in layout.statistics:
+        module = model.get_submodule(layer.module)
         assert isinstance(module, _BatchNorm)
-        mean, variance = _buffers(model, layout)
+        mean, variance = _buffers(model, layer)
         if mean is None or variance is None:
             continue
         assert module.num_batches_tracked is not None
@@ -46,6 +47,23 @@ def update_running_statistics(model: nn.Module, graph: ScaleGraph, statistics: T
             if buffer is variance:
                 batch.clamp_min_(0.0)  # below it a sum is somebody's lie, or rounding under float masks
             buffer.mul_(1.0 - rate).add_(batch, alpha=rate)
+            offset += buffer.numel()
+
+
+def replace_running_statistics(model: nn.Module, layout: ModelLayout, statistics: Tensor) -> None:
+    """Running statistics as they come, layer after layer: with local steps clients keep the history."""
+    offset = 0
+    for layer in layout.statistics:
+        module = model.get_submodule(layer.module)
+        assert isinstance(module, _BatchNorm)
+        mean, variance = _buffers(model, layer)
+        if mean is None or variance is None:
+            continue
+        assert module.num_batches_tracked is not None
+        module.num_batches_tracked.add_(1)
+        for buffer in (mean, variance):
+            found = statistics[offset : offset + buffer.numel()].to(buffer.dtype)
+            buffer.copy_(found.clamp(min=0.0) if buffer is variance else found)  # as above
             offset += buffer.numel()
 
 
@@ -73,7 +91,7 @@ def scaled_buffers(
     return buffers
 
 
-def _buffers(model: nn.Module, layout: StatisticsLayout) -> tuple[Tensor | None, Tensor | None]:
-    module = model.get_submodule(layout.module)
+def _buffers(model: nn.Module, layer: BatchNormLayer) -> tuple[Tensor | None, Tensor | None]:
+    module = model.get_submodule(layer.module)
     assert isinstance(module, _BatchNorm)
     return module.running_mean, module.running_var

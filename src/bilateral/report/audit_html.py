@@ -13,6 +13,9 @@ from typing import Any
 
 from bilateral.audit.auditor import AuditResult
 from bilateral.audit.verdict import ClaimVerdict, Finding, Word
+from bilateral.engine.plan import parse_plan
+from bilateral.errors import PlanError
+from bilateral.protections.ladder import LADDER, TITLES
 from bilateral.report.audit_pictures import OVERVIEW, pictures_of, slug, write_overview
 from bilateral.report.audit_strength import short_attack, short_figure, telling
 from bilateral.report.audit_words import (
@@ -64,6 +67,7 @@ def audit_html(result: AuditResult, pictures: Sequence[Path] = ()) -> str:
         ("Controls and other figures", _controls(result)),
         ("Not tried", _list([f"{one.title}: {one.reason}" for one in result.skipped])),
         ("The guarantee", _guarantee(result)),
+        ("Among the protections that there are", _ladder(result)),
         ("Settings", _settings(result.plan)),
     )
     body = "".join(f"<h2>{escape(name)}</h2>\n{content}" for name, content in sections if content)
@@ -167,6 +171,20 @@ def _guarantee(result: AuditResult) -> str:
     claims = [(escape(c.what), escape(c.whom), escape(c.assumption)) for c in guarantee.claims]
     admitted = [(escape(leak.what), escape(leak.whom), str(leak.ledger_line)) for leak in guarantee.leaks]
     return _table(("claim", "hidden from", "if"), claims) + _table(("what leaks", "to", "ledger line"), admitted)
+
+
+def _ladder(result: AuditResult) -> str:
+    """All rungs; the one that this plan stands on is marked."""
+    try:
+        own = parse_plan(dict(result.plan), "of the audit").rung
+    except PlanError:  # of another kind of run
+        own = None
+    rows = []
+    for rung in LADDER:
+        name = f"<code>{escape(rung.protection)}</code>"
+        cells = [escape(getattr(rung, column)) for column in TITLES if column != "protection"]
+        rows.append((f"<b>{name}: this plan</b>" if rung == own else name, *cells))
+    return _table([title.replace("`", "") for title in TITLES.values()], rows)
 
 
 def _settings(plan: Mapping[str, Any]) -> str:

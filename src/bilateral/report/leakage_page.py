@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bilateral.audit.auditor import AuditResult
 from bilateral.audit.ledger import LEDGER
+from bilateral.protections.ladder import as_markdown
 from bilateral.report.audit_pictures import OVERVIEW
 from bilateral.report.audit_words import (
     CAVEAT,
@@ -56,6 +57,10 @@ def leakage_page(results: Sequence[Named], pictures: Pictures | None = None) -> 
         claims_in_short(results),
         "### How to read it",
         *_legend(),
+        "### The protections, from none to both directions",
+        "By one word each (`bilateral run --protection`). Plans that stand beside them, and what papers published, are "
+        "among the audits below.",
+        as_markdown().rstrip("\n"),
         "## The audits",
         _audits(results, shown),
         "## What the plans claim",

@@ -125,11 +125,9 @@ class AskingSession:
         return AskingParty(
             terms,
             opened.service.weights,
-            content.dealt,
             content.seed,
             begun.seed,
             first=SERVER,
-            dealer=self._dealer,
         )
 
     def _now(self) -> _Opened:

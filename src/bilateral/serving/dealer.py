@@ -35,6 +35,7 @@ from bilateral.serving.messages import (
 @dataclass(repr=False)
 class _Session:
     keys: KeyRing
+    randomness: Randomness
     client: str = ""
     circuit: Circuit | None = None
     masks: tuple[Tensor, ...] = ()
@@ -63,8 +64,9 @@ class AnswerDealer:
             case KeyRequest():
                 if message.run_id in self._sessions:
                     raise ProtocolError("the session had its keys before")
-                keys = KeyRing(self.name, message.run_id, self._identity, self._pinned, self._randomness)
-                self._sessions[message.run_id] = _Session(keys)
+                draws = self._randomness.child("session", message.run_id.hex())
+                keys = KeyRing(self.name, message.run_id, self._identity, self._pinned, draws)
+                self._sessions[message.run_id] = _Session(keys, draws)
                 return keys.announce()
             case Roster():
                 return self._accept(message)
@@ -90,7 +92,7 @@ class AnswerDealer:
         session = self._session(message.run_id)
         if session.circuit is not None or not session.client:
             raise ProtocolError("the session has masks already, or no keys yet")
-        seed = self._randomness.random_bytes(SEED_BYTES)
+        seed = session.randomness.random_bytes(SEED_BYTES)
         circuit = checked_circuit(message.circuit, "the server")
         session.circuit, session.masks = circuit, weight_masks(circuit, seed)
         return DealingOpened(seed)
@@ -103,11 +105,11 @@ class AnswerDealer:
             raise ProtocolError(f"asking {message.serial} of the session was dealt for before")
         terms = question_terms(session.circuit, message.count, message.reveal, "the server")
         session.latest = message.serial
-        with_server, with_client = (self._randomness.random_bytes(SEED_BYTES) for _ in range(2))
-        content = BoxContent(with_client, deal(terms, session.masks, with_server, with_client))
-        box = seal_box(session.keys, session.client, message.serial, terms.digest, content)
+        with_server, with_client = (session.randomness.random_bytes(SEED_BYTES) for _ in range(2))
+        parts = deal(terms, session.masks, with_server, with_client)
+        box = seal_box(session.keys, session.client, message.serial, terms.digest, BoxContent(with_client))
         self.num_dealt += message.count
-        return AnswersDealt(message.serial, with_server, box)
+        return AnswersDealt(message.serial, with_server, box, parts)
 
     def _session(self, run_id: bytes) -> _Session:
         if run_id not in self._sessions:

@@ -4,6 +4,9 @@
     questions/NAME.json    how many questions a client has asked; made once, with the client; missing is spent
     kits/NAME/kit.json     a client's or the dealer's kit: its identity, the other's public key, where the server is
 
+Over FLARE a client's site has such a file in `asking/` of its kit while a service is under way; there it says in which
+file the identity is.
+
 Kits go to their owners. A client that is added later gets a kit, and the dealer's kit gets its public key.
 """
 
@@ -20,6 +23,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bilateral.documents import parse_json
+from bilateral.engine.flare.site_settings import SETTINGS_FILE, read_secret
 from bilateral.errors import CheckpointError, DeploymentError, PlanError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
 from bilateral.protocols.noise.round_counter import FileCounter
@@ -27,6 +31,8 @@ from bilateral.protocols.transport import SERVER
 from bilateral.randomness import Randomness
 
 FOLDER: Final = "serving"
+DOOR_FOLDER: Final = "asking"
+"""Below the kit of a FLARE site."""
 KIT_FILE: Final = "kit.json"
 UNIT: Final = "questions"
 TOKEN_BYTES: Final = 32
@@ -43,6 +49,8 @@ class Kit:
     token: str
     identity: str
     pinned: dict[str, str]
+    key_file: str = ""
+    """With an empty `identity`: the file that it is in, seen from this one."""
 
     @property
     def deals(self) -> bool:
@@ -58,8 +66,16 @@ class Kit:
 
     @classmethod
     def read(cls, folder: Path) -> Kit:
-        path = folder / KIT_FILE if folder.is_dir() else folder
+        is_of_a_site = (folder / SETTINGS_FILE).exists()
+        path = folder / (DOOR_FOLDER if is_of_a_site else "") / KIT_FILE if folder.is_dir() else folder
+        if is_of_a_site and not path.exists():
+            raise DeploymentError(
+                f"No service has come to the site of {folder} yet.",
+                remedy="Start the site, and have the service's plan submitted. (A dealer's site needs no more.)",
+            )
         found = _read(path, "a kit of a service")
+        if (key_file := found.get("key_file")) and isinstance(key_file, str):
+            found = found | {"identity": read_secret(path.parent / key_file).hex(), "key_file": ""}
         try:
             kit = cls(**found)
             _ = kit.keys, kit.pinned_keys, bytes.fromhex(kit.token), kit.port + 0, kit.name + kit.dealer
@@ -78,6 +94,13 @@ class _State:
     port: int = 0
     public: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
+
+
+def write_kit(folder: Path, kit: Kit) -> None:
+    """Whole or not at all, for its owner alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    _write(folder / KIT_FILE, asdict(kit))
 
 
 class ServingFolder:

@@ -9,7 +9,7 @@
 | asking | server | `AnswerTurn`, again and again | `AnswerTurnReply` |
 | server | dealer | `KeyRequest`, `Roster` | `KeyAnnouncement`, `Joined` |
 | server | dealer | `OpenDealing` | `DealingOpened`: the seed of the session's masks of weights |
-| server | dealer | `DealAnswers` | `AnswersDealt`: a seed for the server, a box for the asking party |
+| server | dealer | `DealAnswers` | `AnswersDealt`: for the server its part and a seed, a box for the asking party |
 | server | dealer | `CloseDealing` | `Joined` |
 
 Whatever is not done is a `Refused`. A session has keys of its own, so nothing of one is of any use in another.
@@ -128,6 +128,7 @@ class AnswersDealt(Message):
     serial: int
     seed: bytes
     box: bytes
+    parts: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -46,12 +47,17 @@ class ServedModel:
         command: tuple[str, ...],
         *,
         data_dir: Path | None = None,
+        data_settings: Mapping[str, Any] | None = None,
         model: str | None = None,
         data: str | None = None,
+        loss: str | None = None,
         reveal: Reveal = "logits",
     ) -> ServedModel:
         """The model of a run directory, of whatever protection. Refuses by name what does not go on shares."""
-        return cls.of(trained_network(run, command, data_dir=data_dir, model=model, data=data), reveal)
+        trained = trained_network(
+            run, command, data_dir=data_dir, data_settings=data_settings, model=model, data=data, loss=loss
+        )
+        return cls.of(trained, reveal)
 
     @classmethod
     def of(cls, trained: TrainedNetwork, reveal: Reveal = "logits") -> ServedModel:

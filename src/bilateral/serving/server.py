@@ -6,6 +6,7 @@ middle has spent it, and nobody gets an answer that was not counted.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,12 +84,14 @@ class AnswerServer:
         self.model, self.conditions, self.dealer = model, conditions, dealer
         self.counters, self.pinned, self.randomness, self.say = counters, pinned, randomness, say
         self._tell_dealer = tell_dealer
+        self._numbers: dict[str, itertools.count[int]] = {name: itertools.count() for name in counters}
 
     def session(self, client: str) -> AnswerSession:
         """For a client whose name the transport vouches for; its identity is checked besides."""
         if client not in self.counters or client not in self.pinned:
             raise ProtocolError(f"{client!r} is no client of this service.", remedy="Give it a kit: --client NAME.")
-        return AnswerSession(self, client)
+        draws = self.randomness.child("session", client, next(self._numbers[client]))
+        return AnswerSession(self, client, draws)
 
     @cached_property
     def most_bytes(self) -> int:
@@ -118,9 +121,9 @@ class _Asking:
 class AnswerSession:
     """One client, from its first word to its last: `handle` a message, send what it returns."""
 
-    def __init__(self, server: AnswerServer, client: str) -> None:
-        self._server, self.client = server, client
-        self._run_id = server.randomness.random_bytes(RUN_ID_BYTES)
+    def __init__(self, server: AnswerServer, client: str, randomness: Randomness) -> None:
+        self._server, self.client, self._randomness = server, client, randomness
+        self._run_id = randomness.random_bytes(RUN_ID_BYTES)
         names = (client, server.dealer)
         self._directory = KeyDirectory(self._run_id, names, {name: server.pinned[name] for name in names}, 2)
         self._stage = 0  # of the opening: so many of its messages were taken
@@ -224,8 +227,9 @@ class AnswerSession:
         dealt = server.ask_dealer(
             DealAnswers(self._run_id, message.serial, message.count, message.reveal), AnswersDealt
         )
-        common, own = (server.randomness.random_bytes(SEED_BYTES) for _ in range(2))
-        party = AnsweringParty(terms, model.model_for(terms), _seed(dealt.seed, server.dealer), common, own)
+        common, own = (self._randomness.random_bytes(SEED_BYTES) for _ in range(2))
+        seed, known = _seed(dealt.seed, server.dealer), model.model_for(terms)
+        party = AnsweringParty(terms, known, dealt.parts, seed, common, own, dealer=server.dealer)
         self._asking = _Asking(message.serial, Speaker(party.work(), self.client))
         server.say(f"{self.client}: {message.count} questions ({message.reveal}), {used} of {limit} so far")
         return AnswerBegin(message.serial, used, common, dealt.box, self._asking.speaker.take_told())

@@ -15,7 +15,9 @@ from bilateral.errors import PlanError
 from bilateral.runs.rounds.in_process import run
 from bilateral.runs.rounds.kind import KIND
 
-CHOSEN = plan(federation__clients=3, training__rounds=5, training__evaluate_every=2)
+CHOSEN = plan(
+    federation__clients=3, training__rounds=5, training__evaluate_every=2, aggregation__width="auto"
+)  # the first round in a ring of 64 bits, the others in one of 40
 
 
 def gradients(path):

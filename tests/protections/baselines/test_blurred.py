@@ -127,7 +127,7 @@ def test_the_gradient_of_spn_is_that_of_both_losses_and_the_heads_is_fedsgds():
     plan = plan_of("spn")
     ours, _, training = uploads_of(plan)
     plain, _, _ = uploads_of(plan_of("fedavg"))
-    graph = training.graph
+    graph = training.layout
     mine, bare = graph.unflatten(ours[0].terms[0]), graph.unflatten(plain[0].terms[0])
     for name in mine:
         if name.startswith("head"):
@@ -158,10 +158,10 @@ def test_sketches_average_out_so_a_client_that_keeps_them_has_the_model():
     """What DBCL hides from clients in one round, it does not over rounds (here the model stands still)."""
     _, sent, training = uploads_of(plan_of("dbcl"))
     model = next(m for m in sent if isinstance(m, SketchedModel))
-    true = torch.randn(training.graph.num_parameters, dtype=torch.float64)
+    true = torch.randn(training.layout.num_parameters, dtype=torch.float64)
 
     def error(num_rounds):
-        seen = [sketched(true, training.graph, 0.5, n.to_bytes(16, "little")) for n in range(num_rounds)]
+        seen = [sketched(true, training.layout, 0.5, n.to_bytes(16, "little")) for n in range(num_rounds)]
         return float((torch.stack(seen).mean(0) - true).norm() / true.norm())
 
     assert error(1) > 1
@@ -173,8 +173,8 @@ def test_what_dbcl_sends_up_and_down_is_sketched_by_the_seed_that_travels():
     ours, sent, training = uploads_of(plan_of("dbcl", **{"dbcl.ratio": 0.5}))
     model = next(m for m in sent if isinstance(m, SketchedModel))
     initial = make_blueprint(plan_of("dbcl"), load_federation(plan_of("dbcl"))).server().weights().float()
-    assert torch.allclose(model.parameters, sketched(initial, training.graph, 0.5, model.seed))
-    assert ours[0].terms.shape == (1, training.graph.num_parameters)
+    assert torch.allclose(model.parameters, sketched(initial, training.layout, 0.5, model.seed))
+    assert ours[0].terms.shape == (1, training.layout.num_parameters)
 
 
 def test_a_sketched_model_without_a_proper_seed_is_refused():

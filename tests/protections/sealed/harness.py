@@ -107,7 +107,7 @@ class Sealed:
             lost = F.cross_entropy(outputs, targets) if loss == "ce" else F.mse_loss(outputs, targets)
             named = dict(model.named_parameters())
             found = dict(zip(named, torch.autograd.grad(lost, list(named.values())), strict=True))
-            total = total + client.weight * self.training.graph.flatten(found, torch.float64)
+            total = total + client.weight * self.training.layout.flatten(found, torch.float64)
             weight += client.weight
         return total / weight
 

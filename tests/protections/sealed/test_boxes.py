@@ -1,7 +1,6 @@
 """A box opens at the client that it was sealed for, in that round, for that step, and nowhere else."""
 
 import pytest
-import torch
 from tests.protocols.mask.harness import RUN, key_rings
 
 from bilateral.errors import ProtocolError, SealedShareError
@@ -11,7 +10,7 @@ from bilateral.protocols import wire
 from bilateral.protocols.mask.keys import KeyDirectory
 
 NAMES = ("anna", "bela", "cleo")
-CONTENT = BoxContent(b"s" * 32, (torch.arange(5), torch.ones(2, 3, dtype=torch.int32)))
+CONTENT = BoxContent(b"s" * 32)
 TERMS = b"t" * 32
 
 
@@ -33,7 +32,6 @@ def test_it_opens_with_what_was_put_in(rings):
     box = seal_box(rings["anna"], "bela", 3, TERMS, CONTENT)
     found = open_box(rings["bela"], "anna", 3, TERMS, box)
     assert found.seed == CONTENT.seed
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found.dealt, CONTENT.dealt, strict=True))
 
 
 def test_it_shows_nothing_of_what_is_in_it(rings):
@@ -86,16 +84,10 @@ def test_a_stranger_has_no_box(rings):
 
 def test_what_is_no_content_is_refused_by_the_dealers_name(rings, monkeypatch):
     with pytest.raises(SealedShareError, match="no seed of 32 bytes"):
-        short = seal_box(rings["anna"], "bela", 3, TERMS, BoxContent(b"s", ()))
+        short = seal_box(rings["anna"], "bela", 3, TERMS, BoxContent(b"s"))
         open_box(rings["bela"], "anna", 3, TERMS, short)
     monkeypatch.setattr(boxes, "encode", lambda content: wire.encode(content)[:-1])
     cut = seal_box(rings["anna"], "bela", 4, TERMS, CONTENT)
     with pytest.raises(SealedShareError, match="holds something else") as caught:
         open_box(rings["bela"], "anna", 4, TERMS, cut)
     assert caught.value.dealer == "anna"
-
-
-def test_what_is_too_large_is_refused_before_it_is_sealed(rings, monkeypatch):
-    monkeypatch.setattr(boxes, "LARGEST_BOX", 100)
-    with pytest.raises(ProtocolError, match=r"Use a smaller training\.batch_size"):
-        seal_box(rings["anna"], "bela", 3, TERMS, CONTENT)

@@ -193,6 +193,12 @@ WRONG_DEALT = [
     lambda m: replace(m, seeds=()),
     lambda m: replace(m, seeds=(b"short",)),
     lambda m: replace(m, boxes=()),
+    lambda m: replace(m, words=()),
+    lambda m: replace(m, words=(*m.words, m.words[-1])),
+    lambda m: replace(m, words=(m.words[0][:-1],)),
+    lambda m: replace(m, words=(torch.cat([m.words[0], m.words[0]]),)),
+    lambda m: replace(m, words=(m.words[0].to(torch.int32),)),
+    lambda m: replace(m, words=(m.words[0][None],)),
     lambda m: DealComplaint(m.round_index, "client-1"),
     lambda m: Unusable("it cannot be read"),
 ]

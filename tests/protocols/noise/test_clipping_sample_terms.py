@@ -12,7 +12,7 @@ from torch import nn
 from bilateral.errors import UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
-from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer, _mse_cotangents
+from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
@@ -172,7 +172,7 @@ def test_dropout_falls_differently_on_each_sample_and_on_equal_ones():
     client = FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0))
     client.train(FedAvgServer(model, graph).start_round(0), *batch(1, "mse", 0), 1)
     inputs, targets = (value.expand(16, *value.shape[1:]) for value in batch(1, "mse", 0))
-    rows = torch.cat(list(client._samples.chunks(inputs, targets, _mse_cotangents)))
+    rows = torch.cat(list(client._samples.chunks(inputs, targets, client._objective)))
     assert len({tuple(row) for row in rows[:, 0].tolist()}) > 8
 
 

@@ -77,7 +77,7 @@ class Coordinator:
         self.data_dir = data_dir
         self._stop = threading.Event()
         self._last: Progress | None = None
-        self._num_steps = 0
+        self._num_steps, self._is_open = 0, False
 
     @collab.main
     def conduct(self) -> None:
@@ -104,7 +104,8 @@ class Coordinator:
 
     def _conduct(self, premises: ServerPremises, sites: Sites) -> Result:
         around = replace(premises.around, sites=sites, should_stop=self._stop.is_set)
-        self._num_steps = premises.kind.outline(premises.plan).num_steps
+        outline = premises.kind.outline(premises.plan)
+        self._num_steps, self._is_open = outline.num_steps, outline.is_open
         return conduct(premises.kind, premises.plan, premises.path, around, self._note)
 
     def _write_outcome(self, workspace: Any, outcome: dict[str, Any]) -> None:
@@ -120,7 +121,8 @@ class Coordinator:
         last = self._last
         if last is None:
             return {"round": 0, "num_rounds": self._num_steps, "metrics": {}}
-        return {"round": last.num_done, "num_rounds": last.num_steps, "metrics": dict(last.metrics)}
+        told = {"round": last.num_done, "num_rounds": last.num_steps, "metrics": dict(last.metrics)}
+        return {**told, "open": True} if self._is_open else told
 
     def _ask_to_stop(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
         self._stop.set()

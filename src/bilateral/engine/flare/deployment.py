@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bilateral.engine.federation import member_names, needs_sample_counts
-from bilateral.engine.flare.handbook import handbook
+from bilateral.engine.flare.handbook import handbook, places_of
 from bilateral.engine.flare.job_content import has_references
 from bilateral.engine.flare.project_file import PROJECT_FILE, Deployment, check_deployment, read_project
 from bilateral.engine.flare.provisioning import Kits, extend, provision
 from bilateral.engine.flare.site_settings import DataSettings
-from bilateral.engine.kind import ROUNDS
+from bilateral.engine.kind import ROUNDS, kind_of_plan
 from bilateral.engine.named_code import is_own_code
-from bilateral.engine.plan import RunPlan, dump_plan
-from bilateral.engine.remote.hosting import hosted_kind
+from bilateral.engine.plan import RunPlan
+from bilateral.engine.remote.hosting import DeployableKind, SelfDescribingKind, hosted_kind
 from bilateral.errors import PlanError
 
 DEFAULT_NAME = "federation"
@@ -35,7 +35,7 @@ class Deployed:
     """Where everything of a deployment is, and what its operators should know."""
 
     kits: Kits
-    plan: RunPlan
+    plan: Any
     warnings: tuple[str, ...]
 
     @property
@@ -60,26 +60,54 @@ class Deployed:
 
 
 def deploy(
-    plan: RunPlan, *, server: str, port: int = DEFAULT_PORT, name: str = DEFAULT_NAME, output: Path | None = None
+    plan: Any, *, server: str, port: int = DEFAULT_PORT, name: str = DEFAULT_NAME, output: Path | None = None
 ) -> Deployed:
     """Provision a deployment for a plan in a new directory. `server`: the host name under which sites reach it."""
     check_deployable(plan)
-    sites = plan.parties(member_names(plan))
-    deployment = Deployment(name, server, sites, fed_learn_port=port, plans=(plan.fingerprint(),))
+    deployment = Deployment(
+        name,
+        server,
+        deployable_kind(plan).members(plan),
+        fed_learn_port=port,
+        plans=(plan.fingerprint(),),
+        questions=_questions(plan),
+    )
     check_deployment(deployment)
     return _describe(plan, provision(deployment, Path(name) if output is None else output))
 
 
-def add_plan(plan: RunPlan, directory: Path) -> Deployed:
+def add_plan(plan: Any, directory: Path) -> Deployed:
     """Make an existing deployment one for this plan too: its new sites get kits, all new kits accept it."""
     check_deployable(plan)
     known = {str(party["name"]) for party in read_project(Path(directory) / PROJECT_FILE)["participants"]}
-    new = {site: DataSettings() for site in plan.parties(member_names(plan)) if site not in known}
-    return _describe(plan, extend(directory, new, [plan.fingerprint()]))
+    new = {site: DataSettings() for site in deployable_kind(plan).members(plan) if site not in known}
+    return _describe(plan, extend(directory, new, [plan.fingerprint()], _questions(plan)))
 
 
-def check_deployable(plan: RunPlan) -> None:
+def deployable_kind(plan: Any) -> DeployableKind[Any]:
+    """The kind of a plan for parties on machines of their own."""
+    kind = kind_of_plan(plan)
+    if not kind.deployable:
+        raise PlanError(
+            f"Runs of the kind `{kind.name}` are for simulations so far: their secrets come from the plan's seed.",
+            remedy=f"Run it with `bilateral {kind.command}`, on one machine.",
+        )
+    return cast("DeployableKind[Any]", kind)
+
+
+def check_deployable(plan: Any) -> None:
     """Refuse what belongs to simulations only."""
+    deployable_kind(plan)
+    if isinstance(plan, RunPlan):
+        _check_rounds(plan)
+    if has_references(plan.model_dump(mode="json")):
+        raise PlanError(
+            "The plan has a text with {, } or $ in it, which FLARE would take for a reference; sites refuse that.",
+            remedy="Write such values into [data.options] of each kit's bilateral.toml.",
+        )
+
+
+def _check_rounds(plan: RunPlan) -> None:
     if plan.federation.dropout:
         raise PlanError(
             f"federation.dropout is {plan.federation.dropout}: simulated dropouts belong to the in-process engine.",
@@ -89,11 +117,6 @@ def check_deployable(plan: RunPlan) -> None:
         raise PlanError(
             f"Who takes part would be known from {plan.data.name} only, and a file must not decide what code runs.",
             remedy="Name the sites in the plan ([data.sites.NAME]).",
-        )
-    if has_references(plan.model_dump(mode="json")):
-        raise PlanError(
-            "The plan has a text with {, } or $ in it, which FLARE would take for a reference; sites refuse that.",
-            remedy="Write such values into [data.options] of each kit's bilateral.toml.",
         )
 
 
@@ -138,8 +161,22 @@ def _limits_of_operation(plan: RunPlan, num_sites: int) -> Iterator[str]:
         )
 
 
-def _describe(plan: RunPlan, kits: Kits) -> Deployed:
-    deployed = Deployed(kits, plan, warnings_of(plan, member_names(plan)))
-    deployed.plan_file.write_text(dump_plan(plan), encoding="utf-8")
-    deployed.handbook.write_text(handbook(plan, kits, deployed.warnings, PLAN_FILE), encoding="utf-8")
+def _questions(plan: Any) -> tuple[str, ...]:
+    return () if isinstance(plan, RunPlan) else _self_describing(plan).questions(plan)
+
+
+def _self_describing(plan: Any) -> SelfDescribingKind[Any]:
+    return cast("SelfDescribingKind[Any]", deployable_kind(plan))
+
+
+def _describe(plan: Any, kits: Kits) -> Deployed:
+    if isinstance(plan, RunPlan):
+        deployed = Deployed(kits, plan, warnings_of(plan, member_names(plan)))
+        text = handbook(plan, kits, deployed.warnings, PLAN_FILE)
+    else:
+        kind = _self_describing(plan)
+        deployed = Deployed(kits, plan, kind.warnings(plan))
+        text = kind.handbook(plan, places_of(plan, kits, deployed.warnings, PLAN_FILE))
+    deployed.plan_file.write_text(deployable_kind(plan).dump(plan), encoding="utf-8")
+    deployed.handbook.write_text(text, encoding="utf-8")
     return deployed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -107,24 +108,33 @@ def handbook(plan: RunPlan, kits: Kits, warnings: Sequence[str], plan_file: str)
         name for name in kits.sites if name != plan.named_dealer
     ]
     num_helpers = len(plan.parties(()))
-    service = json.loads((kits.server / WORKSPACE_FOLDER / "startup" / "fed_server.json").read_text(encoding="utf-8"))
     return _TEMPLATE.format(
-        name=kits.server.parent.parent.name,
-        plan_file=plan_file,
-        fingerprint=plan.fingerprint(),
-        warnings="\n".join(f"- {warning}" for warning in warnings),
+        **places_of(plan, kits, warnings, plan_file),
         parties="\n".join(_party(kits, kit, whom, channel) for kit, whom, channel in _parties(kits, plan)),
-        version=__version__,
         data_name=plan.data.name,
         code=_code(plan),
         options=_indented(_options(plan, sites)),
-        server=kits.server.name,
-        port=service["servers"][0]["service"]["target"].rpartition(":")[2],
-        admin=kits.admin.relative_to(kits.directory),
         needed=hosted_kind(ROUNDS).quorum(plan, len(sites) + num_helpers).needed - num_helpers,
         num_sites=len(sites),
-        directory=kits.directory.name,
     )
+
+
+def places_of(plan: Any, kits: Kits, warnings: Sequence[str], plan_file: str) -> dict[str, str]:
+    """What every handbook names, of a plan of any kind: its deployment, its parties' kits, its server."""
+    service = json.loads((kits.server / WORKSPACE_FOLDER / "startup" / "fed_server.json").read_text(encoding="utf-8"))
+    return {
+        "name": kits.server.parent.parent.name,
+        "plan_file": plan_file,
+        "fingerprint": plan.fingerprint(),
+        "warnings": "\n".join(f"- {warning}" for warning in warnings),
+        "version": __version__,
+        "server": kits.server.name,
+        "server_kit": str(kits.server.relative_to(kits.directory)),
+        "port": service["servers"][0]["service"]["target"].rpartition(":")[2],
+        "admin": str(kits.admin.relative_to(kits.directory)),
+        "kits": str(kits.server.parent.relative_to(kits.directory)),
+        "directory": kits.directory.name,
+    }
 
 
 def _parties(kits: Kits, plan: RunPlan) -> list[tuple[Path, str, str]]:

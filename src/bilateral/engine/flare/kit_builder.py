@@ -9,7 +9,9 @@ writes beside it, where no job reaches:
 - `data/`, empty: where the party's data are looked for, unless its settings say otherwise;
 - `identity.key`, mode 0600, in a site's kit only: its private identity key;
 - `spent/FINGERPRINT.json`, in a site's kit only: how many rounds of a plan the site has used. A plan's file is handed
-  out once, with the first kit that accepts the plan; without it the site takes no part: no later kit resets a budget.
+  out once, with the first kit that accepts the plan; without it the site takes no part: no later kit resets a budget;
+- `spent/questions/RUN/CLIENT.json`, in the server's kit only: how many questions a client has asked of a run's model,
+  in all services of it. Handed out once as well; without it that client is not answered.
 
 and changes in FLARE's part:
 
@@ -39,6 +41,7 @@ from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.spec import Builder
 
 from bilateral.engine.flare.site_settings import (
+    QUESTIONS,
     SETTINGS_FILE,
     SPENT_FOLDER,
     WORKSPACE_FOLDER,
@@ -47,6 +50,7 @@ from bilateral.engine.flare.site_settings import (
     IdentitySettings,
     PlanSettings,
     ServerSettings,
+    check_question_name,
     read_identity,
 )
 from bilateral.errors import DeploymentError
@@ -109,12 +113,16 @@ _SETTINGS_HEADER = """\
 class BilateralBuilder(Builder):
     """Adds settings, identities and limits to the kits that FLARE's builders made. Must come last.
 
-    `plans`: fingerprints of the plans that this deployment is for.
+    `plans`: fingerprints of the plans that this deployment is for. `questions`: of whom the server's kit counts the
+    questions to which run, RUN/CLIENT.
     """
 
-    def __init__(self, plans: Sequence[str] = ()) -> None:
+    def __init__(self, plans: Sequence[str] = (), questions: Sequence[str] = ()) -> None:
         super().__init__()
         self._plans = PlanSettings(accepted=tuple(plans))
+        for name in questions:
+            check_question_name(name)
+        self._questions = tuple(questions)
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         state = Path(ctx.get_state_dir())
@@ -122,7 +130,7 @@ class BilateralBuilder(Builder):
         server, sites = project.get_server(), project.get_clients()
         workspace = Path(ctx.get_workspace())
         public_keys = self._identities(state / _IDENTITIES, workspace, sites, ctx)
-        self._counters(state / _COUNTERS, workspace, sites, ctx)
+        self._counters(state / _COUNTERS, workspace, server, sites, ctx)
         for party in (server, *sites):
             local = Path(ctx.get_local_dir(party))
             _write_settings(local.parent, party, public_keys, self._plans)
@@ -142,8 +150,10 @@ class BilateralBuilder(Builder):
             for path in flares:
                 path.rename(kit / WORKSPACE_FOLDER / path.name)
 
-    def _counters(self, known_file: Path, workspace: Path, sites: list[Participant], ctx: ProvisionContext) -> None:
-        """A counter for each site and plan that never had one."""
+    def _counters(
+        self, known_file: Path, workspace: Path, server: Participant, sites: list[Participant], ctx: ProvisionContext
+    ) -> None:
+        """A counter for each site and plan that never had one, and one at the server for each run and client."""
         if known_file.exists():
             handed_out: dict[str, list[str]] = json.loads(known_file.read_text(encoding="utf-8"))
         else:
@@ -154,6 +164,11 @@ class BilateralBuilder(Builder):
                 if plan not in theirs:
                     FileCounter.create(Path(ctx.get_ws_dir(site)) / SPENT_FOLDER / f"{plan}.json")
                     theirs.append(plan)
+        its = handed_out.setdefault(f"{QUESTIONS} at {server.name}", [])
+        for name in self._questions:
+            if name not in its:
+                FileCounter.create(Path(ctx.get_ws_dir(server)) / SPENT_FOLDER / QUESTIONS / f"{name}.json", QUESTIONS)
+                its.append(name)
         _write_json(known_file, handed_out)
 
     def _identities(

@@ -110,6 +110,7 @@ def open_site(
         data_dir=settings.data_directory,
         data_settings=settings.data.options,
         spent_file=settings.spent_file(chosen),
+        kit=settings.around(identity),
     )
     return kind.site(name, chosen, around)
 
@@ -136,6 +137,7 @@ def open_server(
         data_dir=settings.data_directory,
         data_settings=settings.data.options,
         options=_facts(facts),
+        kit=settings.around(),
     )
     return ServerPremises(kind, chosen, settings.run_directory(output), around)
 

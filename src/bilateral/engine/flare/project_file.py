@@ -18,13 +18,19 @@ from nvflare.apis.utils.format_check import name_check
 
 from bilateral.documents import MAX_DEPTH
 from bilateral.engine.flare.kit_builder import PROPERTY
-from bilateral.engine.flare.site_settings import FINGERPRINT_PATTERN, DataSettings, ServerSettings
+from bilateral.engine.flare.site_settings import (
+    FINGERPRINT_PATTERN,
+    DataSettings,
+    ServerSettings,
+    check_question_name,
+)
 from bilateral.errors import DeploymentError, PlanError
 
 Scheme = Literal["grpc", "tcp", "http"]
 PROJECT_FILE = "project.yml"
 _BUILDER = "bilateral.engine.flare.kit_builder.BilateralBuilder"
 _PLANS_LINE = re.compile(r"^      plans: \[.*\][ \t]*$", re.MULTILINE)
+_QUESTIONS_LINE = re.compile(r"^      questions: \[.*\][ \t]*\n", re.MULTILINE)
 _MAX_NAME_LENGTH = 63
 _RESERVED = frozenset({"server", "admin", "all"})
 _EXPECTED = {
@@ -43,7 +49,8 @@ class Deployment:
     `admin_port` None: sites and administrators use one port. `data_settings`: where a site's data are, if that is known
     here; a site can write it into its kit itself. `server_data`: test data of the server's own. `scheme`: how messages
     travel, always over mutual TLS; grpc passes most firewalls, tcp is a fifth quicker for small messages. `plans`:
-    fingerprints of the plans that it is for; the parties take part in no other.
+    fingerprints of the plans that it is for; the parties take part in no other. `questions`: RUN/CLIENT, for each run
+    that is served and each client that asks.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Deployment:
     server_data: DataSettings = field(default_factory=DataSettings)
     scheme: Scheme = "grpc"
     plans: Sequence[str] = ()
+    questions: Sequence[str] = ()
 
 
 def project_text(deployment: Deployment) -> str:
@@ -77,7 +85,7 @@ def project_text(deployment: Deployment) -> str:
         ),
         scheme=deployment.scheme,
         builder=_BUILDER,
-        plans=json.dumps(list(deployment.plans)),
+        agreed=_agreed(deployment.plans, deployment.questions),
         admin=_participant(deployment.admin, "admin", organisation, {}, "    role: project_admin\n"),
     )
 
@@ -115,9 +123,14 @@ builders:
   # Ours, and last: settings, identities and limits of each kit.
   - path: {builder}
     args:
-      # Fingerprints of the plans that all parties agree to take part in.
-      plans: {plans}
+      # Fingerprints of the plans that all parties agree to take part in. Questions of clients that the server counts.
+{agreed}
 """
+
+
+def _agreed(plans: Sequence[str], questions: Sequence[str]) -> str:
+    line = f"      plans: {json.dumps(list(plans))}"
+    return f"{line}\n      questions: {json.dumps(list(questions))}" if questions else line
 
 
 def _participant(name: str, kind: str, organisation: str, settings: Mapping[str, Any], more: str = "") -> str:
@@ -140,30 +153,37 @@ def _settings(data: DataSettings) -> dict[str, Any]:
     return {"data": values} if values else {}
 
 
-def add_to_project(path: Path, sites: Mapping[str, DataSettings], plans: Sequence[str]) -> None:
-    """Add sites and plans to a project file. Its comments and everything else stay; nothing is written if it fails."""
+def add_to_project(
+    path: Path, sites: Mapping[str, DataSettings], plans: Sequence[str], questions: Sequence[str] = ()
+) -> None:
+    """Add sites, plans and questions to a project file. Its comments and all else stay; if it fails, the whole file."""
     project = read_project(path)
     taken = [str(p["name"]) for p in project["participants"]]
     for name in sites:
         check_name(name, "client", "A site's name")
     _check_distinct([*taken, *sites])
     _check_plans(plans)
+    for question in questions:
+        check_question_name(question)
     organisation, text = party_organisation(path), path.read_text(encoding="utf-8")
     entries = "".join(_participant(name, "client", organisation, _settings(data)) for name, data in sites.items())
     text = re.sub(r"^participants:[ \t]*(#.*)?\n", lambda found: found[0] + entries, text, count=1, flags=re.MULTILINE)
-    agreed = list(dict.fromkeys([*_plans_of(project), *plans]))
-    text = _PLANS_LINE.sub(f"      plans: {json.dumps(agreed)}", text)
+    agreed = list(dict.fromkeys([*_agreed_in(project, "plans"), *plans]))
+    counted = list(dict.fromkeys([*_agreed_in(project, "questions"), *questions]))
+    text = _PLANS_LINE.sub(lambda _: _agreed(agreed, counted), _QUESTIONS_LINE.sub("", text))
     changed = yaml.safe_load(text)
-    if [p["name"] for p in changed["participants"]] != [*sites, *taken] or _plans_of(changed) != agreed:
+    found = [p["name"] for p in changed["participants"]], _agreed_in(changed, "plans"), _agreed_in(changed, "questions")
+    if found != ([*sites, *taken], agreed, counted):
         raise DeploymentError(
             f"{path} is laid out in a way not known here.", remedy="Add the sites and plans by hand, and provision."
         )
     path.write_text(text, encoding="utf-8")
 
 
-def _plans_of(project: Mapping[str, Any]) -> list[str]:
+def _agreed_in(project: Mapping[str, Any], what: str) -> list[str]:
+    """`plans` or `questions`."""
     args = [builder.get("args", {}) for builder in project["builders"] if builder["path"] == _BUILDER]
-    return [str(plan) for each in args for plan in each.get("plans", ())]
+    return [str(name) for each in args for name in each.get(what, ())]
 
 
 def party_organisation(project_file: Path) -> str:
@@ -227,6 +247,8 @@ def check_deployment(deployment: Deployment) -> None:
     if deployment.scheme not in get_args(Scheme):
         raise PlanError(f"Expected one of {', '.join(get_args(Scheme))}, got scheme {deployment.scheme!r}.")
     _check_plans(deployment.plans)
+    for question in deployment.questions:
+        check_question_name(question)
     for port in (deployment.fed_learn_port, deployment.admin_port):
         if port is not None and not 1 <= port <= 65535:
             raise PlanError(f"Expected a port between 1 and 65535, got {port}.")

@@ -93,7 +93,12 @@ def provision(deployment: Deployment, directory: Path) -> Kits:
     return _build_kits(directory)
 
 
-def extend(directory: Path, sites: Mapping[str, DataSettings] | None = None, plans: Sequence[str] = ()) -> Kits:
+def extend(
+    directory: Path,
+    sites: Mapping[str, DataSettings] | None = None,
+    plans: Sequence[str] = (),
+    questions: Sequence[str] = (),
+) -> Kits:
     """Add sites and plans to a deployment: same root certificate, same identities, new kits in a new `prod_NN`.
 
     A new site gets its kit. Every other party pins identities and accepts plans by itself, so it must replace its
@@ -102,7 +107,7 @@ def extend(directory: Path, sites: Mapping[str, DataSettings] | None = None, pla
     private keys stay as they are.
     """
     directory = Path(directory).resolve()
-    add_to_project(directory / PROJECT_FILE, sites or {}, plans)
+    add_to_project(directory / PROJECT_FILE, sites or {}, plans, questions)
     return _build_kits(directory)
 
 

@@ -34,12 +34,14 @@ from __future__ import annotations
 import re
 import stat
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from bilateral.documents import parse_toml
+from bilateral.engine.kind import KitAround
+from bilateral.engine.named_code import NamesCode, code_of
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DeploymentError, PlanError, PlanNotAcceptedError
 from bilateral.protocols.mask.keys import KEY_BYTES, Identity
@@ -48,9 +50,20 @@ SETTINGS_FILE = "bilateral.toml"
 WORKSPACE_FOLDER = "flare"
 """FLARE's workspace, below the kit."""
 SPENT_FOLDER = "spent"
+QUESTIONS = "questions"
+"""Below `spent` of the server's kit, and the unit of what is counted there."""
 FINGERPRINT_PATTERN = r"^[0-9a-f]{64}$"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PublicKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
+
+
+class FingerprintedPlan(NamesCode, Protocol):
+    """A plan of a kind that can be deployed, other than rounds."""
+
+    def fingerprint(self) -> str: ...
+
+
+AcceptedPlan = RunPlan | FingerprintedPlan
 
 
 class _Section(BaseModel):
@@ -120,11 +133,16 @@ class SiteSettings(_Section):
         check_run_name(name)
         return self.runs_directory / name
 
-    def spent_file(self, plan: RunPlan) -> Path:
+    @property
+    def counters(self) -> Path:
+        """What was counted, in files that are made with the kit."""
+        return self._kit / SPENT_FOLDER
+
+    def spent_file(self, plan: AcceptedPlan) -> Path:
         """Where a site counts the rounds of a plan that it added noise in, over all runs of that plan."""
         return self._kit / SPENT_FOLDER / f"{plan.fingerprint()}.json"
 
-    def check_accepted(self, plan: RunPlan) -> None:
+    def check_accepted(self, plan: AcceptedPlan) -> None:
         """Refuse a plan that this party's operator has not agreed to, or whose code the operator has not."""
         self.check_fingerprint(plan.fingerprint())
         self.check_code(plan)
@@ -139,9 +157,9 @@ class SiteSettings(_Section):
                 f"{SETTINGS_FILE} of this kit, and with sound noise copy its file in `spent/` from the new kit.",
             )
 
-    def check_code(self, plan: RunPlan) -> None:
+    def check_code(self, plan: AcceptedPlan) -> None:
         """Refuse a plan that names a function which the operator has not named."""
-        own = [name for name in (plan.data.name, plan.model.name) if ":" in name and name not in self.code.allowed]
+        own = [name for name in code_of(plan).values() if name not in self.code.allowed]
         if own:
             names = ", ".join(f'"{name}"' for name in own)
             raise PlanNotAcceptedError(
@@ -153,6 +171,19 @@ class SiteSettings(_Section):
     def pinned(self) -> dict[str, bytes]:
         """The public identity keys of all sites."""
         return {name: bytes.fromhex(key) for name, key in self.identities.items()}
+
+    def around(self, identity: Identity | None = None) -> KitAround:
+        """What kinds of run are told of this kit."""
+        key = self.identity_settings
+        return KitAround(
+            self._kit,
+            self.pinned(),
+            identity,
+            None if key is None else self._kit / key.key_file,
+            None if self.server is None else self.runs_directory,
+            self.counters,
+            self.code.allowed,
+        )
 
     def identity(self) -> Identity:
         """This site's signing key. A file that others on the machine can read is refused."""
@@ -208,8 +239,20 @@ def check_run_name(name: str) -> None:
         )
 
 
+def check_question_name(name: object) -> None:
+    """Refuse what is not RUN/CLIENT, two plain names."""
+    run, _, client = name.partition("/") if isinstance(name, str) else ("", "", "")
+    if not _RUN_NAME.fullmatch(run) or not _RUN_NAME.fullmatch(client):
+        raise DeploymentError(f"Expected the names of a run and a client, RUN/CLIENT, got {name!r}.")
+
+
 def read_identity(path: Path) -> Identity:
     """The signing key in a file of 64 hexadecimal digits that only its owner can read. Errors do not show it."""
+    return Identity(Ed25519PrivateKey.from_private_bytes(read_secret(path)))
+
+
+def read_secret(path: Path) -> bytes:
+    """What `read_identity` makes a key of."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="ascii").strip()
@@ -229,7 +272,7 @@ def read_identity(path: Path) -> Identity:
             f"Expected {2 * KEY_BYTES} hexadecimal digits in {path}, got {len(text)} characters of another form.",
             remedy="Copy the key again from the kit that this site got first.",
         )
-    return Identity(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))
+    return bytes.fromhex(text)
 
 
 def _file(kit: Path) -> Path:

@@ -13,15 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bilateral.engine.federation import member_names
 from bilateral.engine.flare.admin import Admin
-from bilateral.engine.flare.deployment import check_deployable
+from bilateral.engine.flare.deployment import check_deployable, deployable_kind
 from bilateral.engine.flare.recipe import make_recipe
 from bilateral.engine.flare.site_settings import check_run_name
 from bilateral.engine.flare.supervisor import STOPPED, Outcome, Progress, Supervisor
-from bilateral.engine.kind import ROUNDS
-from bilateral.engine.plan import RunPlan
-from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.errors import DeploymentError, PlanError
 
 ENGINE = "flare"
@@ -54,7 +50,7 @@ def new_run_name() -> str:
 
 def submit_run(
     kit: Path,
-    plan: RunPlan,
+    plan: Any,
     *,
     name: str,
     resume: bool = False,
@@ -70,11 +66,12 @@ def submit_run(
     """
     check_run_name(name)
     check_deployable(plan)
-    sites = plan.parties(member_names(plan))
-    quorum = hosted_kind(ROUNDS).quorum(plan, len(sites))
+    kind = deployable_kind(plan)
+    sites = kind.members(plan)
+    quorum = kind.quorum(plan, len(sites))
     with Admin(kit) as admin, tempfile.TemporaryDirectory(prefix="bilateral-job-") as folder:
         running = _running_job(admin, name, resume=resume)
-        recipe = make_recipe(ROUNDS, plan, name, engine=ENGINE, min_sites=quorum.needed, name=_job_name(name))
+        recipe = make_recipe(kind.name, plan, name, engine=ENGINE, min_sites=quorum.needed, name=_job_name(name))
         recipe.export(folder)
         supervisor = Supervisor(
             admin,

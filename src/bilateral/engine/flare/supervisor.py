@@ -66,11 +66,16 @@ class Progress:
     round: int = 0
     num_rounds: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    is_open: bool = False
+    """Sites may come before the first round is done, too."""
 
     @staticmethod
     def of(answer: dict[str, Any]) -> Progress:
         return Progress(
-            int(answer.get("round", 0)), int(answer.get("num_rounds", 0)), dict(answer.get("metrics") or {})
+            int(answer.get("round", 0)),
+            int(answer.get("num_rounds", 0)),
+            dict(answer.get("metrics") or {}),
+            answer.get("open") is True,
         )
 
 
@@ -265,7 +270,7 @@ class _Watch:
             return
         if run.should_stop():
             self._ask_to_stop()
-        elif progress.round and now - self._looked_at > SETTLE_SECONDS:
+        elif (progress.round or progress.is_open) and now - self._looked_at > SETTLE_SECONDS:
             self._looked_at = now
             self._look_for_newcomers(now)
 

@@ -75,6 +75,22 @@ class DeployableKind(HostedKind[P], Protocol[P]):
         ...
 
 
+class SelfDescribingKind(DeployableKind[P], Protocol[P]):
+    """A deployable kind that says by itself what a deployment of its plans is. (Of rounds, the host knows it.)"""
+
+    def warnings(self, plan: P) -> tuple[str, ...]:
+        """What the plan says about the limits of its deployment."""
+        ...
+
+    def questions(self, plan: P) -> tuple[str, ...]:
+        """What the server's kit counts, by names RUN/CLIENT; made once for each, whatever plan asks for it."""
+        ...
+
+    def handbook(self, plan: P, places: Mapping[str, str]) -> str:
+        """The steps of this very deployment, for its operators. `places`: names and paths, see `deployment.py`."""
+        ...
+
+
 def hosted_kind(name: object) -> HostedKind[Any]:
     """A kind of the table."""
     kind: Any = kind_named(name)

@@ -182,6 +182,12 @@ def _take(waiting: queue.SimpleQueue[_Waiting | None]) -> list[_Waiting] | None:
 
 def read_replies(answer: object, site: str, expected: Sequence[type[Message]]) -> list[Message]:
     """A site's replies, of these types in this order. Anything else is refused, naming the site."""
+    replies = replies_in(answer, site, len(expected))
+    return [decode(data, [kind], site) for data, kind in zip(replies, expected, strict=True)]
+
+
+def replies_in(answer: object, site: str, count: int) -> list[bytes]:
+    """So many replies of a site, not decoded. Anything else is refused, naming the site."""
     if not isinstance(answer, Mapping) or len(answer) != 1:
         raise MalformedMessageError(f"{site} answered with {type(answer).__name__}, which is no answer of a site.")
     if isinstance(reason := answer.get(REFUSED), str):
@@ -189,6 +195,6 @@ def read_replies(answer: object, site: str, expected: Sequence[type[Message]]) -
     replies = answer.get(REPLY)
     if not isinstance(replies, list | tuple) or not all(isinstance(data, bytes) for data in replies):
         raise MalformedMessageError(f"{site} sent an answer that holds neither messages nor a refusal.")
-    if len(replies) != len(expected):
-        raise MalformedMessageError(f"{site} sent {len(replies)} replies to {len(expected)} messages.")
-    return [decode(data, [kind], site) for data, kind in zip(replies, expected, strict=True)]
+    if len(replies) != count:
+        raise MalformedMessageError(f"{site} sent {len(replies)} replies to {count} messages.")
+    return list(replies)

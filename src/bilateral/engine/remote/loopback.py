@@ -158,11 +158,19 @@ class Connection:
         return self.decode(frame)
 
 
-class Switchboard:
-    """The server's connections, by party: a `Transport`. `waited_seconds`: how long it had nothing to write or read."""
+UNASKED: Final = -1
+"""The ticket of a message that answers none."""
 
-    def __init__(self, connections: Mapping[str, Connection]) -> None:
+
+class Switchboard:
+    """The server's connections, by party: a `Transport`. `waited_seconds`: how long it had nothing to write or read.
+
+    `unasked`: messages that parties may send at any time, beside their answers.
+    """
+
+    def __init__(self, connections: Mapping[str, Connection], unasked: Sequence[type[Message]] = ()) -> None:
         self.connections = dict(connections)
+        self.unasked = tuple(unasked)
         self.waited_seconds = 0.0
         self._tickets: dict[str, deque[int]] = {party: deque() for party in connections}
 
@@ -172,16 +180,23 @@ class Switchboard:
         self.connections[party].write_some()
         self._tickets[party].append(ticket)
 
+    def say(self, party: str, message: Message) -> None:
+        """As `submit`, but for no answer."""
+        self.connections[party].queue(message)
+        self.connections[party].write_some()
+
     def next_reply(self) -> tuple[int, Message]:
         """Wait for any reply. A party answers in the order in which it was asked."""
-        waiting = [self.connections[party] for party, tickets in self._tickets.items() if tickets]
+        waiting = [self.connections[party] for party, tickets in self._tickets.items() if tickets or self.unasked]
         if not waiting:
             raise ProtocolError("A reply was expected, but nobody was asked anything.")
         while True:
             for connection in self._ready(waiting):
                 connection.write_some()
                 if (frame := connection.read_some()) is not None:
-                    return self._tickets[connection.party].popleft(), connection.decode(frame)
+                    message = connection.decode(frame)
+                    is_asked = not isinstance(message, self.unasked)
+                    return self._tickets[connection.party].popleft() if is_asked else UNASKED, message
 
     def forget(self) -> None:
         """What was sent cannot be called back; the replies are read and ignored."""
@@ -206,7 +221,12 @@ class Gate:
         self._listener = socket.create_server((HOST, 0))
         self.port: int = self._listener.getsockname()[1]
 
-    def admit(self, expected: Mapping[str, Sequence[type[Message]]], check: Callable[[], None]) -> Switchboard:
+    def admit(
+        self,
+        expected: Mapping[str, Sequence[type[Message]]],
+        check: Callable[[], None],
+        unasked: Sequence[type[Message]] = (),
+    ) -> Switchboard:
         """Wait for all parties of `expected`; strangers are turned away. `check` is called while nobody comes, and
         raises if waiting is in vain."""
         found: dict[str, Connection] = {}
@@ -222,7 +242,7 @@ class Gate:
                 sock.close()
                 continue
             found[party] = Connection(sock, party, expected[party])
-        return Switchboard(found)
+        return Switchboard(found, unasked)
 
     def _greet(self, sock: socket.socket) -> str | None:
         """Who this is, or None for somebody who does not know the token."""

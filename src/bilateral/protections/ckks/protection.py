@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bilateral.protections.encrypted_sums import ALONE, LINE, NUM_REPLIES, OF_SUMS, EncryptedSums, spoken_as
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.variant import FedSgdVariant
 from bilateral.protections.groundwork import Groundwork, Plan
 from bilateral.protections.sides import Sides
 from bilateral.protections.traits import Traits
@@ -19,18 +19,18 @@ BOUND_BITS: Final = 7
 """Values of a gradient beyond 2^7 are refused."""
 
 
-class Ckks(FedSgd):
+class Ckks(FedSgdVariant):
     """Everyone sees the model, and the server sums that a client opens for it."""
 
     name = CKKS
-    aliases: tuple[str, ...] = ()
     vocabulary = spoken_as("CKKS")
-    can_clip = False
     baseline_of = "what FLARE's users have"
     refused = (ALONE,)
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
-        return Traits(sums_ciphertexts=True, needs_sample_counts=True, replies_in_a_round=NUM_REPLIES)
+        return Traits(
+            needs_trace=False, sums_ciphertexts=True, needs_sample_counts=True, replies_in_a_round=NUM_REPLIES
+        )
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
         claims = (

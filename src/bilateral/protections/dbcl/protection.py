@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from bilateral.errors import ProtocolError
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.protections.base import Vocabulary
 from bilateral.protections.dbcl.sketch import SEED_BYTES, sketched
-from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer, PlainModel
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.halves import FedAvgServer, PlainModel
+from bilateral.protections.fedavg.variant import FedSgdVariant, VariantClient
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import Section
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -45,29 +45,22 @@ class SketchedModel(RoundModel):
 class DbclServer(FedAvgServer):
     """Sends a sketch of the model, and takes a step along the sketch of the gradient."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph, ratio: float, randomness: Randomness) -> None:
-        super().__init__(model, graph)
+    def __init__(self, model: nn.Module, layout: ModelLayout, ratio: float, randomness: Randomness) -> None:
+        super().__init__(model, layout)
         self._ratio = ratio
         self._randomness = randomness
 
     def start_round(self, round_index: int) -> SketchedModel:  # type: ignore[override]
         seed = self._randomness.child("sketch", round_index).random_bytes(SEED_BYTES)
         plain = super().start_round(round_index).parameters
-        return SketchedModel(round_index, sketched(plain, self._graph, self._ratio, seed), seed)
+        return SketchedModel(round_index, sketched(plain, self._layout, self._ratio, seed), seed)
 
 
-class DbclClient(FedAvgClient):
+class DbclClient(VariantClient):
     """FedSGD's client on a sketch, whose gradient it sketches as well."""
 
     def __init__(self, basis: ClientBasis, ratio: float) -> None:
-        super().__init__(
-            basis.name,
-            basis.model,
-            basis.graph,
-            basis.loss,
-            channels_last=basis.plan.training.channels_last,
-            workspace=basis.workspace,
-        )
+        super().__init__(basis)
         self._ratio = ratio
 
     def train(self, message: SketchedModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:  # type: ignore[override]
@@ -78,17 +71,15 @@ class DbclClient(FedAvgClient):
             )
         plain = PlainModel(message.round_index, message.parameters)
         upload = super().train(plain, inputs, targets, weight)
-        return replace(upload, terms=sketched(upload.terms[0], self._graph, self._ratio, message.seed)[None])
+        return replace(upload, terms=sketched(upload.terms[0], self._layout, self._ratio, message.seed)[None])
 
 
-class Dbcl(FedSgd):
+class Dbcl(FedSgdVariant):
     """Clients see sketches of the model, and the server a sketch of each gradient."""
 
     name = DBCL
-    aliases: tuple[str, ...] = ()
     settings = DbclSettings
     vocabulary = Vocabulary("DBCL", to_client=(SketchedModel,), stages={SketchedModel: "training"})
-    can_clip = False
     baseline_of = "P3, tables I to IV"
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
@@ -100,7 +91,7 @@ class Dbcl(FedSgd):
 
     def make_server(self, around: Groundwork, model: nn.Module) -> DbclServer:
         ratio = around.plan.own_settings(self.name).ratio  # type: ignore[attr-defined]
-        return DbclServer(model, around.graph, ratio, around.secrets.stream("server"))
+        return DbclServer(model, around.layout, ratio, around.secrets.stream("server"))
 
     def make_client(self, basis: ClientBasis) -> DbclClient:
         return DbclClient(basis, basis.plan.own_settings(self.name).ratio)  # type: ignore[attr-defined]

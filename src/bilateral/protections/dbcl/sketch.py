@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.randomness import SeededRandomness
 
 SEED_BYTES = 16
@@ -43,16 +43,16 @@ def draw_sketch(size: int, ratio: float, randomness: SeededRandomness) -> CountS
     return CountSketch(bucket, randomness.child("sign").signs(size), count)
 
 
-def sketched(vector: Tensor, graph: ScaleGraph, ratio: float, seed: bytes) -> Tensor:
+def sketched(vector: Tensor, layout: ModelLayout, ratio: float, seed: bytes) -> Tensor:
     """A flat vector of parameters (or of their gradient) with every layer's weights as their sketch has them.
 
     Weights with two dimensions or more are sketched; biases and normalisation are left as they are.
     """
     randomness = SeededRandomness(int.from_bytes(seed, "little"), "sketch")
-    values = {name: value.clone() for name, value in graph.unflatten(vector).items()}
+    values = {name: value.clone() for name, value in layout.unflatten(vector).items()}
     for name, value in values.items():
         if value.dim() >= 2:
             rows = value.reshape(len(value), -1)
             sketch = draw_sketch(rows.shape[1], ratio, randomness.child(name))
             values[name] = sketch.there_and_back(rows).reshape(value.shape)
-    return graph.flatten(values, vector.dtype)
+    return layout.flatten(values, vector.dtype)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bilateral.errors import ProtocolError
-from bilateral.models.scale_graph import ScaleGraph
+from bilateral.models.layout import ModelLayout
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -21,9 +20,8 @@ from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, RoundModel, Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
-from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
-from bilateral.protocols.perturb.scheme import Cotangents
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.noise.sample_terms import SampleGradients, refuse_batch_norm
+from bilateral.protocols.objective import Objective, as_objective
 from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
@@ -44,13 +42,13 @@ class PlainModel(RoundModel):
 class FedAvgServer:
     """Sends the model as it is and averages what comes back."""
 
-    def __init__(self, model: nn.Module, graph: ScaleGraph) -> None:
+    def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self._model = model
-        self._graph = graph
+        self._layout = layout
         self._dtype = next(iter(model.parameters())).dtype
 
     def start_round(self, round_index: int) -> PlainModel:
-        return PlainModel(round_index, self._graph.flatten(dict(self._model.named_parameters()), self._dtype))
+        return PlainModel(round_index, self._layout.flatten(dict(self._model.named_parameters()), self._dtype))
 
     def answer(self, sender: str, message: Message) -> Message:
         raise ProtocolError(f"{sender} sent {type(message).__name__}, but FedSGD has no exchange inside a round.")
@@ -80,8 +78,8 @@ class FedAvgClient:
         self,
         name: str,
         model: nn.Module,
-        graph: ScaleGraph,
-        loss: Loss,
+        layout: ModelLayout,
+        loss: str | Objective,
         *,
         channels_last: bool | None = None,
         clip: ClipSettings | None = None,
@@ -94,20 +92,20 @@ class FedAvgClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, graph, channels_last=channels_last, workspace=workspace)
-        self._graph = graph
-        self._loss = loss
-        self._samples = SampleTerms(self._model, 1) if clip is not None and clip.unit == "sample" else None
+        self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace)
+        self._layout = layout
+        self._objective = as_objective(loss)
+        self._samples = SampleGradients(self._model) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
+        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
         if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
-            check_batch(self.name, inputs, targets, self._graph, self._loss)
+            check_batch(self.name, inputs, targets, self._layout, self._objective)
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
         outputs = self._model.run(self.name, message.round_index, inputs)
-        lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
+        lost = self._objective.of_batch(outputs, targets)
         terms = self._model.upload_rows(1, lost.dtype)
         FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
         if self.clip is None:
@@ -115,22 +113,11 @@ class FedAvgClient:
         return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)
 
     def _upload_clipped_samples(
-        self, samples: SampleTerms, round_index: int, inputs: Tensor, targets: Tensor
+        self, samples: SampleGradients, round_index: int, inputs: Tensor, targets: Tensor
     ) -> Upload:
         assert self.clip is not None
-        cotangents_of = _mse_cotangents if self._loss == "mse" else _cross_entropy_cotangents
-        clipped = clip_samples(samples.chunks(inputs, targets, cotangents_of), samples.shape, self.clip)
+        clipped = clip_samples(samples.chunks(inputs, targets, self._objective), samples.shape, self.clip)
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:
         raise ProtocolError(f"{self.name} received {type(message).__name__}, but FedSGD has no exchange in a round.")
-
-
-def _mse_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
-    """The gradient of torch's mse_loss of one sample at the outputs."""
-    return Cotangents((outputs - targets)[None] * (2.0 / outputs.numel()), None)
-
-
-def _cross_entropy_cotangents(head_inputs: Tensor, outputs: Tensor, targets: Tensor) -> Cotangents:  # noqa: ARG001
-    """softmax - one-hot target"""
-    return Cotangents((outputs.softmax(1) - F.one_hot(targets, outputs.shape[1]).to(outputs.dtype))[None], None)

@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from bilateral.protections.base import Vocabulary
-from bilateral.protections.fedavg.halves import FedAvgClient, PlainModel
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.halves import PlainModel
+from bilateral.protections.fedavg.variant import FedSgdVariant, VariantClient
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import Section
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -30,18 +30,11 @@ class GaussianSettings(Section):
     variance: float = Field(default=1e-3, gt=0)
 
 
-class GaussianClient(FedAvgClient):
+class GaussianClient(VariantClient):
     """FedSGD's client, with noise of one size on every value of its gradient."""
 
     def __init__(self, basis: ClientBasis, variance: float) -> None:
-        super().__init__(
-            basis.name,
-            basis.model,
-            basis.graph,
-            basis.loss,
-            channels_last=basis.plan.training.channels_last,
-            workspace=basis.workspace,
-        )
+        super().__init__(basis)
         self._deviation = variance**0.5
         self._randomness = basis.randomness
 
@@ -56,14 +49,12 @@ def noise_like(terms: Tensor, randomness: Randomness) -> Tensor:
     return randomness.normal(*terms.shape).to(terms.dtype)
 
 
-class Gaussian(FedSgd):
+class Gaussian(FedSgdVariant):
     """Everyone sees the model, and the server each gradient under noise."""
 
     name = GAUSSIAN
-    aliases: tuple[str, ...] = ()
     settings = GaussianSettings
     vocabulary = Vocabulary("Gaussian noise")  # what it speaks is FedSGD's
-    can_clip = False  # an epsilon of its own would rest on what this noise has moved
     baseline_of = "P0, table IV"
 
     def guarantee(self, around: Groundwork) -> Guarantee:

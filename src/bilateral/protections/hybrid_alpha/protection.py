@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bilateral.protections.divided_noise import DividedNoise, DividedNoiseClient
 from bilateral.protections.encrypted_sums import ALONE, LINE, NUM_REPLIES, OF_SUMS, EncryptedSums, spoken_as
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.variant import FedSgdVariant
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import Section
 from bilateral.protections.sides import ClientParts, Seat, Sides
@@ -36,19 +36,17 @@ class HybridAlphaSettings(Section):
     bound_bits: int = Field(default=2, ge=0, le=8)
 
 
-class HybridAlpha(FedSgd):
+class HybridAlpha(FedSgdVariant):
     """Everyone sees the model; the server opens noisy sums with a key from an authority."""
 
     name = HYBRID_ALPHA
-    aliases: tuple[str, ...] = ()
     settings = HybridAlphaSettings
     vocabulary = spoken_as("HybridAlpha")
-    can_clip = False
     baseline_of = "P2, tables 1 to 5"
     refused = (ALONE,)
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
-        return Traits(sums_ciphertexts=True, equal_weights=True, replies_in_a_round=NUM_REPLIES)
+        return Traits(needs_trace=False, sums_ciphertexts=True, equal_weights=True, replies_in_a_round=NUM_REPLIES)
 
     def guarantee(self, around: Groundwork) -> Guarantee:
         who = around.named_dealer or "the client that is the authority"

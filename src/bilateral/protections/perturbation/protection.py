@@ -19,13 +19,16 @@ from bilateral.protocols.perturb.recovery_check import RecoveryCheck
 from bilateral.protocols.perturb.scheme import term_names
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.server import guarantee as perturb_guarantee
-from bilateral.protocols.perturb.settings import Loss
 
 
 class Perturbation(ModelProtection):
     """Clients train on a perturbed model."""
 
     name = "perturbation"
+    one_gradient_because = (
+        "a client that is sent a disguised model never has a true gradient, and a step along the gradient that it has "
+        "leads to a model that is the disguise of none"
+    )
     vocabulary = Vocabulary(
         to_client=(PerturbedModel, SoftmaxReply),
         to_server=(SoftmaxQuery,),
@@ -43,12 +46,12 @@ class Perturbation(ModelProtection):
         return make_perturb_server(around, model, around.perturbation)
 
     def make_client(self, basis: ClientBasis) -> PerturbClient:
-        return make_perturb_client(basis, basis.plan.perturbation.settings(basis.loss))
+        return make_perturb_client(basis, basis.plan.perturbation.settings(basis.objective.name))
 
-    def term_names(self, plan: Plan, loss: Loss) -> tuple[str, ...]:
+    def term_names(self, plan: Plan, loss: str) -> tuple[str, ...]:
         return term_names(plan.perturbation.settings(loss))
 
-    def asks(self, plan: Plan, loss: Loss) -> bool:
+    def asks(self, plan: Plan, loss: str) -> bool:
         return plan.perturbation.settings(loss).has_exchange
 
     def term_scales(self, around: Groundwork) -> tuple[float, ...]:

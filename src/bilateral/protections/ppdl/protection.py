@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from bilateral.protections.base import Vocabulary
-from bilateral.protections.fedavg.halves import FedAvgClient, PlainModel
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.halves import PlainModel
+from bilateral.protections.fedavg.variant import FedSgdVariant, VariantClient
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.ppdl.selection import share_by_sparse_vectors, share_largest
 from bilateral.protections.sections import Section
@@ -36,18 +36,11 @@ class PpdlSettings(Section):
     threshold: float = Field(default=1e-4, ge=0)
 
 
-class PpdlClient(FedAvgClient):
+class PpdlClient(VariantClient):
     """FedSGD's client, which shares a part of its gradient."""
 
     def __init__(self, basis: ClientBasis, settings: PpdlSettings) -> None:
-        super().__init__(
-            basis.name,
-            basis.model,
-            basis.graph,
-            basis.loss,
-            channels_last=basis.plan.training.channels_last,
-            workspace=basis.workspace,
-        )
+        super().__init__(basis)
         self._settings = settings
         self._randomness = basis.randomness
 
@@ -63,14 +56,12 @@ class PpdlClient(FedAvgClient):
         return replace(upload, terms=shared[None])
 
 
-class Ppdl(FedSgd):
+class Ppdl(FedSgdVariant):
     """Everyone sees the model, and the server a part of each gradient."""
 
     name = PPDL
-    aliases: tuple[str, ...] = ()
     settings = PpdlSettings
     vocabulary = Vocabulary("PPDL")  # what it speaks is FedSGD's
-    can_clip = False
     baseline_of = "P3, tables I to IV"
 
     def guarantee(self, around: Groundwork) -> Guarantee:

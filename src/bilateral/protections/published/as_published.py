@@ -43,7 +43,14 @@ class AsPublished(NoiseProtection):
 
     def traits(self, plan: Plan, below: Traits) -> Traits:
         by_sample = plan.noise.unit == "sample"
-        return replace(below, default_masks="none", adds_noise=True, needs_sample_counts=by_sample, equal_weights=True)
+        return replace(
+            below,
+            needs_trace=True,
+            default_masks="none",
+            adds_noise=True,
+            needs_sample_counts=by_sample,
+            equal_weights=True,
+        )
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         yield "The published noise is there to be studied: its epsilon does not bind the server (lines 3 and 4)."

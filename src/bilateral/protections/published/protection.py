@@ -15,7 +15,6 @@ from bilateral.protections.sides import Sides
 from bilateral.protections.traits import Traits
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
 from bilateral.protocols.perturb.scheme import term_names
-from bilateral.protocols.perturb.settings import Loss
 
 
 class Published(AsPublished):
@@ -35,7 +34,7 @@ class Published(AsPublished):
     def traits(self, plan: Plan, below: Traits) -> Traits:
         return replace(super().traits(plan, below), needs_full_sum=True, expands_network=True, noise_line=4)
 
-    def term_names(self, plan: Plan, loss: Loss, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+    def term_names(self, plan: Plan, loss: str, below: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
         return term_names(published_settings(plan.perturbation.partitions))
 
     def client_network(self, network: nn.Module, graph: ScaleGraph, examples: Tensor) -> tuple[nn.Module, ScaleGraph]:

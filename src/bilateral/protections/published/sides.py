@@ -42,7 +42,7 @@ def published_sides(around: Groundwork) -> Sides:
         )
 
     def make_client(seat: Seat) -> ClientParts:
-        basis = replace(around.basis(seat), model=public.model, graph=public.graph)
+        basis = replace(around.basis(seat), model=public.model, layout=public.graph)
         return ClientParts(make_perturb_client(basis, settings), around.batch_schedule(seat))
 
     def pairwise(ring: KeyRing) -> AddPairwise:

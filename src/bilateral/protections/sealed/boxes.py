@@ -1,4 +1,4 @@
-"""Boxes: what a dealer has for a client, sealed from the server that carries it.
+"""Boxes: the seed that a dealer has for a client, sealed from the server that carries it.
 
 The key is one of the pair's for this run, round, direction and the step's terms (`KeyRing.round_secret`), and is used
 for one box: a dealer seals one a round and client, and a client opens one a round. So a fixed nonce is right, and a box
@@ -12,9 +12,8 @@ from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from torch import Tensor
 
-from bilateral.errors import MalformedMessageError, ProtocolError, SealedShareError
+from bilateral.errors import MalformedMessageError, SealedShareError
 from bilateral.protocols.mask.injective import injective
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.messages import Message
@@ -22,30 +21,20 @@ from bilateral.protocols.wire import decode, encode
 
 SEED_BYTES: Final = 32
 TAG_BYTES: Final = 16
-LARGEST_BOX: Final = (1 << 31) - 1
-"""What AES-GCM takes at once here."""
 _NONCE: Final = bytes(12)
 
 
 @dataclass(frozen=True, repr=False)
 class BoxContent(Message):
-    """The seed that dealer and client have in common, and what the dealer computed with it and the server's."""
+    """The seed that dealer and client have in common: the client's part of all that is dealt follows from it."""
 
     seed: bytes
-    dealt: tuple[Tensor, ...]
 
 
 def seal_box(ring: KeyRing, client: str, round_index: int, terms: bytes, content: BoxContent) -> bytes:
     """For `client` alone, who is dealt for by the owner of `ring`. `terms`: digest of the client's step."""
-    data = encode(content)
-    if len(data) + TAG_BYTES > LARGEST_BOX:
-        raise ProtocolError(
-            f"{ring.name}: what there is to deal to {client} takes {len(data) / 1e9:.1f} GB, at most "
-            f"{LARGEST_BOX / 1e9:.1f} GB fit into a box.",
-            remedy="Use a smaller training.batch_size.",
-        )
     key = ring.round_secret(client, _purpose(ring.name, client), round_index, 0, terms)
-    return AESGCM(key).encrypt(_NONCE, data, _bound_to(ring, ring.name, client, round_index, terms))
+    return AESGCM(key).encrypt(_NONCE, encode(content), _bound_to(ring, ring.name, client, round_index, terms))
 
 
 def open_box(ring: KeyRing, dealer: str, round_index: int, terms: bytes, box: bytes) -> BoxContent:

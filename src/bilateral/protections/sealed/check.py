@@ -105,16 +105,9 @@ class SealedCheck:
         with_first, with_second, common = (randomness.child("seed", n).random_bytes(32) for n in range(3))
         through = self.network.through_front(self.network.front_state(model), inputs)
         known = self.network.with_limits(self.network.first_model(model, terms), terms, through, num_clients=1)
-        first = FirstParty(terms, known, with_first, common)
-        second = SecondParty(
-            terms,
-            first.masked_weights(),
-            deal(terms, with_first, with_second),
-            with_second,
-            common,
-            first="the check",
-            dealer="the check",
-        )
+        dealt = deal(terms, with_first, with_second)
+        first = FirstParty(terms, known, dealt, with_first, common, dealer="the check")
+        second = SecondParty(terms, first.masked_weights(), with_second, common, first="the check")
         try:
             words = _run_together(Speaker(first.work(), "second"), Speaker(second.work(through, targets), "first"))
         except NumericalRangeError as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import DataError, NumericalRangeError, ProtocolError, SealedShareError
-from bilateral.protections.sealed.boxes import SEED_BYTES, BoxContent, open_box
+from bilateral.protections.sealed.boxes import SEED_BYTES, open_box
 from bilateral.protections.sealed.dealers import dealers_of
 from bilateral.protections.sealed.dealing import Dealing
 from bilateral.protections.sealed.messages import (
@@ -149,22 +149,11 @@ class SealedClient:
         terms = self._terms.step(self.name, message.round_index)
         try:
             content = open_box(opened.keys, opened.dealer, message.round_index, terms.digest, message.box)
-            party = self._party(message, content)
         except SealedShareError:  # the dealer's fault or the server's; this client stays out of the round
             return DealComplaint(message.round_index, opened.dealer)
+        party = SecondParty(terms, message.weights, content.seed, message.seed, first=SERVER)
         self._step = _Step(message.round_index, party, message.parts)
         return None
-
-    def _party(self, message: SealedWeights, content: BoxContent) -> SecondParty:
-        terms = self._terms.step(self.name, message.round_index)
-        expected = terms.shape_of_step.dealt
-        if [(tuple(part.shape), part.dtype) for part in content.dealt] != list(expected):
-            raise SealedShareError(
-                f"{self.name}: {message.dealer} dealt for another step than this one.", dealer=message.dealer
-            )
-        return SecondParty(
-            terms, message.weights, content.dealt, content.seed, message.seed, first=SERVER, dealer=message.dealer
-        )
 
     def _hear(self, message: SealedTurnReply) -> Message:
         step = self._step

@@ -1,12 +1,15 @@
 """What a dealer does: a client beside its own training, or a party of its own, without data (`SealedDealer`).
 
-It draws two seeds for each step, one in common with the server and one with the client, and computes what the client
-needs of both. Everything is drawn for one step: nothing is dealt twice, and a round is dealt for once.
+It draws two seeds for each step, one in common with the server and one with the client, and computes what the server
+needs of both; the client has its seed alone. Everything is drawn for one step: nothing is dealt twice, and a round is
+dealt for once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from torch import Tensor
 
 from bilateral.errors import ProtocolError
 from bilateral.learning.uploading import announce
@@ -18,7 +21,7 @@ from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import MaskOpening, Roster
 from bilateral.protocols.membership import KeyRequest
 from bilateral.protocols.messages import Message
-from bilateral.protocols.share.training.parties import deal
+from bilateral.protocols.share.training.parties import as_words, deal
 from bilateral.randomness import Randomness
 
 
@@ -45,16 +48,20 @@ class Dealing:
         self._latest = request.round_index
         dealt = [self._deal_for(keys, name, request.round_index) for name in request.clients]
         return Dealt(
-            request.round_index, request.clients, tuple(seed for seed, _ in dealt), tuple(box for _, box in dealt)
+            request.round_index,
+            request.clients,
+            tuple(seed for seed, _, _ in dealt),
+            tuple(box for _, box, _ in dealt),
+            tuple(words for _, _, words in dealt),
         )
 
-    def _deal_for(self, keys: KeyRing, client: str, round_index: int) -> tuple[bytes, bytes]:
+    def _deal_for(self, keys: KeyRing, client: str, round_index: int) -> tuple[bytes, bytes, Tensor]:
         # By round and client, whoever deals: a simulation that is resumed draws other dealers, and must go on alike.
         draws = self._randomness.child("round", round_index, client)
         with_server, with_client = draws.random_bytes(SEED_BYTES), draws.random_bytes(SEED_BYTES)
         step = self._terms.step(client, round_index)
-        content = BoxContent(with_client, deal(step, with_server, with_client))
-        return with_server, seal_box(keys, client, round_index, step.digest, content)
+        box = seal_box(keys, client, round_index, step.digest, BoxContent(with_client))
+        return with_server, box, as_words(deal(step, with_server, with_client))
 
 
 class SealedDealer:

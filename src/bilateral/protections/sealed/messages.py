@@ -3,7 +3,7 @@
 | from | to | message |
 |---|---|---|
 | server | dealer | `DealRequest`: deal for these clients |
-| dealer | server | `Dealt`: a seed for the server and a box for the client, for each of them |
+| dealer | server | `Dealt`: a seed and what was dealt for the server and a box for the client, for each of them |
 | server | client | `SealedWeights`: weights under a mask, the client's box; then `SealedModel`, the same to all |
 | client | server | `SealedTurn`: what it has to say until it must listen; or `DealComplaint`, `RangeLeft` |
 | server | client | `SealedTurnReply`: the server's turn; and so on, until the client uploads ring words |
@@ -31,12 +31,14 @@ class DealRequest(Message):
 
 @dataclass(frozen=True, repr=False)
 class Dealt(Message):
-    """In the order of `clients`. `seeds` are for the server, `boxes` for the clients (`boxes.seal_box`)."""
+    """In the order of `clients`. `boxes` are for them (`boxes.seal_box`), the rest for the server. `words`: all that is
+    dealt for a step (`parties.as_words`)."""
 
     round_index: int
     clients: tuple[str, ...]
     seeds: tuple[bytes, ...]
     boxes: tuple[bytes, ...]
+    words: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, repr=False)

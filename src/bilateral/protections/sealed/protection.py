@@ -8,7 +8,10 @@ from typing import Final
 
 from torch import nn
 
+from bilateral.errors import UnsupportedLayerError
 from bilateral.learning.upload_check import UploadShape
+from bilateral.models.layout import ModelLayout
+from bilateral.models.scale_graph import ScaleGraph, traced
 from bilateral.protections.base import ModelProtection, Rule, Vocabulary
 from bilateral.protections.groundwork import ROTATING, ClientBasis, Groundwork, Plan
 from bilateral.protections.sealed.check import SealedCheck
@@ -45,6 +48,7 @@ class Sealed(ModelProtection):
     """Gradients are computed on shares, between each client and the server; another party deals."""
 
     name = SEALED
+    one_gradient_because = "clients are sent no model, and steps on shares would be as many sealed rounds"
     vocabulary = Vocabulary(
         "sealed training",
         to_client=(DealRequest, SealedWeights, SealedModel, SealedTurnReply),
@@ -97,6 +101,9 @@ class Sealed(ModelProtection):
     def make_client(self, basis: ClientBasis) -> SealedClient:
         raise NotImplementedError("a client of sealed training knows who else takes part: `sides` makes it")
 
+    def check_network(self, model: nn.Module, layout: ModelLayout) -> None:
+        _sealed_network(model, traced(layout))
+
     def sides(self, around: Groundwork) -> Sides:
         built = _Built.of(around)
         return Sides(
@@ -118,6 +125,13 @@ class Sealed(ModelProtection):
         )
 
 
+def _sealed_network(model: nn.Module, graph: ScaleGraph) -> SealedNetwork:
+    try:
+        return SealedNetwork.of(model, graph, graph.input_shape)
+    except UnsupportedLayerError as error:
+        raise UnsupportedLayerError(str(error), remedy="Or choose protection = 'perturbation', or 'masks'.") from error
+
+
 @dataclass(frozen=True, repr=False)
 class _Built:
     """What all parties compute alike, and each from it."""
@@ -128,9 +142,9 @@ class _Built:
 
     @classmethod
     def of(cls, around: Groundwork) -> _Built:
-        network = SealedNetwork.of(around.model, around.graph, around.problem.input_shape)
+        network = _sealed_network(around.model, around.graph)
         counts = dict(zip(around.names, around.sample_counts, strict=True))
-        loss, batch_size = around.problem.loss, around.plan.training.batch_size
+        loss, batch_size = around.problem.plain_loss, around.plan.training.batch_size
         return cls(around, network, SealedTerms(network.circuit, loss, network.trains, batch_size, counts))
 
     @property

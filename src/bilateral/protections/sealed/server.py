@@ -36,8 +36,9 @@ from bilateral.protections.sealed.network import SealedNetwork
 from bilateral.protections.sealed.terms import SealedTerms
 from bilateral.protocols.mask.keys import roster_digest
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
+from bilateral.protocols.share.gates.expected import expect_count
 from bilateral.protocols.share.gates.talk import Speaker
-from bilateral.protocols.share.training.parties import FirstParty
+from bilateral.protocols.share.training.parties import FirstParty, from_words
 from bilateral.protocols.share.training.roles import FirstModel
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.randomness import Randomness
@@ -81,6 +82,7 @@ class _ForClient:
     seed: bytes
     """In common with the dealer."""
     box: bytes
+    dealt: tuple[Tensor, ...]
 
 
 class SealedServer:
@@ -203,7 +205,7 @@ class SealedServer:
             if not clients:
                 continue
             try:
-                found = _checked(dealer, clients, index, replies.get(dealer))
+                found = _checked(dealer, clients, index, replies.get(dealer), self._terms)
             except ProtocolError as error:
                 if self._dealer is not None:
                     raise ThresholdError(
@@ -217,7 +219,8 @@ class SealedServer:
 
     def _begin(self, name: str, index: int, dealt: _ForClient, model: FirstModel) -> SealedWeights:
         seed = self._randomness.child("round", index, name).random_bytes(SEED_BYTES)
-        first = FirstParty(self._terms.step(name, index), model, dealt.seed, seed)
+        terms = self._terms.step(name, index)
+        first = FirstParty(terms, model, dealt.dealt, dealt.seed, seed, dealer=dealt.dealer)
         speaker = Speaker(first.work(), name)
         self._round.steps[name] = _Step(dealt.dealer, speaker)
         return SealedWeights(index, dealt.dealer, first.masked_weights(), dealt.box, seed, speaker.take_told())
@@ -247,7 +250,9 @@ class SealedServer:
         return SealedTurnReply(message.round_index, message.number, step.speaker.take_told())
 
 
-def _checked(dealer: str, clients: Sequence[str], round_index: int, reply: Message | None) -> dict[str, _ForClient]:
+def _checked(
+    dealer: str, clients: Sequence[str], round_index: int, reply: Message | None, terms: SealedTerms
+) -> dict[str, _ForClient]:
     if reply is None:
         raise ProtocolError(f"{dealer}, who deals, did not answer.")
     if isinstance(reply, Unusable):
@@ -258,8 +263,12 @@ def _checked(dealer: str, clients: Sequence[str], round_index: int, reply: Messa
         raise ProtocolError(f"Dealt from {dealer} is of another round, or for others than it was asked for.")
     if not len(reply.seeds) == len(reply.boxes) == len(clients) or any(len(s) != SEED_BYTES for s in reply.seeds):
         raise ProtocolError(f"Dealt from {dealer}: expected a seed of {SEED_BYTES} bytes and a box for each client.")
-    columns = zip(clients, reply.seeds, reply.boxes, strict=True)
-    return {name: _ForClient(dealer, seed, box) for name, seed, box in columns}
+    expect_count(dealer, "words", len(reply.words), len(clients))
+    columns = zip(clients, reply.seeds, reply.boxes, reply.words, strict=True)
+    return {
+        name: _ForClient(dealer, seed, box, from_words(terms.step(name, round_index), words, dealer))
+        for name, seed, box, words in columns
+    }
 
 
 def _out_of_range(sender: str, round_index: int) -> OutOfRangeError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from torch import nn
+
+from bilateral.models.layout import ModelLayout
 from bilateral.protections.base import NoiseProtection, Rule
 from bilateral.protections.groundwork import Groundwork, Plan
 from bilateral.protections.sections import NoisePlan
 from bilateral.protections.sides import Sides
 from bilateral.protections.sound.sides import sound_sides
 from bilateral.protections.traits import Traits
+from bilateral.protocols.noise.sample_terms import refuse_batch_norm
 
 SOUND: Final = "sound"
 
@@ -34,10 +38,18 @@ class Sound(NoiseProtection):
             "Use training.loss = 'mse', or protection = 'fedsgd'.",
         ),
         Rule(
+            "sound noise of samples with local steps",
+            lambda mix: mix.local_steps and mix.unit == "sample",
+            "after the first step a client's change depends on each of its samples in ways that clipping single "
+            "gradients does not bound",
+            "Use noise.unit = 'client', which bounds the whole change, or leave local steps out.",
+        ),
+        Rule(
             "sound noise with batch statistics",
             lambda mix: mix.num_statistics > 0,
             "BatchNorm mixes the samples of a batch and uploads statistics that nothing bounds",
             "Use a model with GroupNorm, or without normalisation.",
+            lambda mix: mix.batch_norms,
         ),
         Rule(
             "sound noise over uploads that are not clipped",
@@ -62,6 +74,9 @@ class Sound(NoiseProtection):
             needs_sample_counts=by_sample,
             equal_weights=True,
         )
+
+    def check_network(self, model: nn.Module, layout: ModelLayout) -> None:  # noqa: ARG002
+        refuse_batch_norm(model)
 
     def sides(self, around: Groundwork) -> Sides:
         return sound_sides(around)

@@ -17,6 +17,7 @@ from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
+from bilateral.protocols.mask.widths import WIDEST, WIDTHS, Width
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import MAX_SAMPLES, ClipSettings
@@ -50,7 +51,7 @@ def num_terms(around: Groundwork) -> int:
 def sound_noise(around: Groundwork) -> SoundNoise:
     """The plan's noise: as given, or as little as meets the plan's epsilon."""
     plan, exposure = around.plan, exposure_of(around)
-    count, parameters = num_terms(around), around.graph.num_parameters
+    count, parameters = num_terms(around), around.layout.num_parameters
     fixed = SoundNoiseSettings(
         clip=clip_settings(around),
         noise_multiplier=1.0,
@@ -121,6 +122,7 @@ def sound_report(around: Groundwork, noise: SoundNoise) -> PrivacyReport:
     deviations = {f"term {number}, in the mean": d / count**0.5 for number, d in enumerate(of_clients)}
     figures = {
         "noise multiplier": noise.settings.noise_multiplier,
+        "effective multiplier": noise.spending.effective_multiplier,
         "clip": noise.settings.clip.norm,
         "largest sampling rate": noise.spending.exposure.sampling_rate,
         "rounds of one client": float(noise.spending.exposure.rounds_of_one_client),
@@ -133,15 +135,17 @@ def sound_sides(around: Groundwork) -> Sides:
     noise, below = sound_noise(around), around.plan.chosen.model
     settings = noise.settings
     bounds = _bounds(around, settings)
-    fits = _GridCheck.of(around, bounds)
+    width = _width(around, bounds, settings)
+    fits = _GridCheck.of(around, bounds, width)
     fits(settings)
     adaptive = settings.adaptive
     return Sides(
         partial(below.make_server, around),
         partial(_make_client, around, noise, fits),
-        UploadShape(num_terms(around), around.graph.num_parameters, int(adaptive is not None)),
+        UploadShape(num_terms(around), around.layout.num_parameters, int(adaptive is not None)),
         (below.guarantee(around), guarantee(settings, noise.spending)),
         fixed_bounds=bounds,
+        width=width,
         # The range is fixed, so nobody has to refuse it; what the sum says about one unit is what epsilon bounds.
         covers=frozenset({11, 12}),
         weight=1,
@@ -205,18 +209,31 @@ class _GridCheck:
     fraction_bits: tuple[int, ...]
 
     @classmethod
-    def of(cls, around: Groundwork, bounds: Sequence[float]) -> _GridCheck:
-        return cls(FixedPointFormat.for_bounds(bounds, around.num_participants).fraction_bits)
+    def of(cls, around: Groundwork, bounds: Sequence[float], width: Width) -> _GridCheck:
+        return cls(FixedPointFormat.for_bounds(bounds, around.num_participants, width).fraction_bits)
 
     def __call__(self, settings: SoundNoiseSettings) -> None:
+        if not self.holds(settings):
+            raise NumericalRangeError(
+                f"Noise for a clipping norm of {settings.clip.norm:.3g} is finer than the masks' range allows.",
+                remedy="Use a clipping norm nearer to 1, less noise, or leave aggregation.width out.",
+            )
+
+    def holds(self, settings: SoundNoiseSettings) -> bool:
         needed = grid_bits(settings, len(self.fraction_bits) - 1)
         if settings.adaptive is None:  # the last row, of statistics, is empty
             needed = needed[:-1]
-        if any(grid > ring for grid, ring in zip(needed, self.fraction_bits, strict=False)):
-            raise NumericalRangeError(
-                f"Noise for a clipping norm of {settings.clip.norm:.3g} is finer than the masks' range allows.",
-                remedy="Use a clipping norm nearer to 1, or less noise.",
-            )
+        return all(grid <= ring for grid, ring in zip(needed, self.fraction_bits, strict=False))
+
+
+def _width(around: Groundwork, bounds: Sequence[float], settings: SoundNoiseSettings) -> Width:
+    """The plan's, or the fewest bits that hold all values on the noise's grid; a norm that adapts has 64."""
+    wanted = around.plan.aggregation.width
+    if wanted != "auto":
+        return wanted
+    if settings.adaptive is not None:
+        return WIDEST
+    return next((width for width in WIDTHS if _GridCheck.of(around, bounds, width).holds(settings)), WIDEST)
 
 
 def _min_honest(around: Groundwork) -> int:

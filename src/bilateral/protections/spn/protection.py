@@ -16,10 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from bilateral.protections.base import Vocabulary
-from bilateral.protections.fedavg.halves import FedAvgClient, PlainModel
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.halves import PlainModel
+from bilateral.protections.fedavg.variant import FedSgdVariant, VariantClient
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import Section
+from bilateral.protections.traits import Traits
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.guarantee import Guarantee, Leak
@@ -36,26 +37,19 @@ class SpnSettings(Section):
     margin: float = Field(default=1.0, gt=0)
 
 
-class SpnClient(FedAvgClient):
+class SpnClient(VariantClient):
     """FedSGD's client with a secret head and a secret code for every class (one for all where there are none)."""
 
     def __init__(self, basis: ClientBasis, settings: SpnSettings) -> None:
-        super().__init__(
-            basis.name,
-            basis.model,
-            basis.graph,
-            basis.loss,
-            channels_last=basis.plan.training.channels_last,
-            workspace=basis.workspace,
-        )
+        super().__init__(basis)
         self._settings = settings
         own, width = basis.randomness.child("spn"), self._model.head.in_features
         self._secret_head = own.child("head").normal(settings.bits, width) / width**0.5
         self._codes = own.child("codes").signs(basis.graph.num_outputs, settings.bits)
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._graph.num_parameters,))
-        check_batch(self.name, inputs, targets, self._graph, self._loss)
+        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
+        check_batch(self.name, inputs, targets, self._layout, self._objective)
         self._model.load(message.parameters)
         caught: list[Tensor] = []
         hook = self._model.head.register_forward_pre_hook(lambda _module, given: caught.append(given[0]))
@@ -63,8 +57,9 @@ class SpnClient(FedAvgClient):
             outputs = self._model.run(self.name, message.round_index, inputs)
         finally:
             hook.remove()
-        lost = F.cross_entropy(outputs, targets) if self._loss == "ce" else F.mse_loss(outputs, targets)
-        lost = lost + self._settings.strength * self._polarisation(caught[0], targets)
+        lost = self._objective.of_batch(outputs, targets) + self._settings.strength * self._polarisation(
+            caught[0], targets
+        )
         terms = self._model.upload_rows(1, lost.dtype)
         FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
         return Upload(message.round_index, weight, terms, self._model.batch_statistics())
@@ -77,15 +72,17 @@ class SpnClient(FedAvgClient):
         return F.relu(self._settings.margin - wanted * found).mean()
 
 
-class Spn(FedSgd):
+class Spn(FedSgdVariant):
     """Everyone sees the model, and the server each gradient, of a loss that has a secret part."""
 
     name = SPN
-    aliases: tuple[str, ...] = ()
     settings = SpnSettings
     vocabulary = Vocabulary("SPN")  # what it speaks is FedSGD's
-    can_clip = False
     baseline_of = "P3, tables I to IV"
+    takes_any_objective = False
+
+    def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
+        return Traits()  # traced: what enters the head must be found
 
     def guarantee(self, around: Groundwork) -> Guarantee:  # noqa: ARG002
         leaks = (

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bilateral.protections.divided_noise import DividedNoise, DividedNoiseClient
 from bilateral.protections.encrypted_sums import ALONE, LINE, NUM_REPLIES, OF_SUMS, EncryptedSums, spoken_as
-from bilateral.protections.fedavg.protection import FedSgd
+from bilateral.protections.fedavg.variant import FedSgdVariant
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
 from bilateral.protections.sections import Section
 from bilateral.protections.sides import ClientParts, Seat, Sides
@@ -34,19 +34,17 @@ class TpSmcSettings(Section):
     bound_bits: int = Field(default=4, ge=0, le=20)
 
 
-class TpSmc(FedSgd):
+class TpSmc(FedSgdVariant):
     """Everyone sees the model, and the server noisy sums that enough clients open for it."""
 
     name = TP_SMC
-    aliases: tuple[str, ...] = ()
     settings = TpSmcSettings
     vocabulary = spoken_as("TP-SMC")
-    can_clip = False
     baseline_of = "P2, tables 1 to 5"
     refused = (ALONE,)
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
-        return Traits(sums_ciphertexts=True, equal_weights=True, replies_in_a_round=NUM_REPLIES)
+        return Traits(needs_trace=False, sums_ciphertexts=True, equal_weights=True, replies_in_a_round=NUM_REPLIES)
 
     def guarantee(self, around: Groundwork) -> Guarantee:
         settings = _settings(around)

@@ -32,6 +32,7 @@ from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.sealing import DIGEST_BYTES, SEALED_BYTES, SEED_BYTES, TAG_BYTES, Occasion, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import check_names, check_sum, signed_content
+from bilateral.protocols.mask.widths import add_packed, check_packed, check_padding, packed_length
 
 Stage = Literal["shares", "uploads", "signatures", "reveals", "closed"]
 Answer = MaskedUpload | RangeRefusal | ShareComplaint
@@ -114,14 +115,10 @@ class AttemptRecord:
             self._check_refusal(sender, message)
             self.refusals[sender] = message
             return
-        if message.values.dtype != torch.int64 or message.values.dim() != 1:
-            raise ProtocolError(
-                f"MaskedUpload from {sender}: expected a vector of int64, got {message.values.dtype} of shape "
-                f"{tuple(message.values.shape)}."
-            )
+        check_packed(message.values, self.form.width, f"MaskedUpload from {sender}")
         if self._num_values is not None:
-            message.expect_shape(sender, "values", (self._num_values,))
-            message = self._add(message)
+            self.expect_values(sender, message, self._num_values)
+            message = self._add(message, self._num_values)
         self.uploads[sender] = message
 
     def close_uploads(self, context: bytes = b"") -> SurvivorList:
@@ -185,21 +182,25 @@ class AttemptRecord:
                 )
         self.reveals[sender] = message
 
-    def sum_of_uploads(self) -> npt.NDArray[np.int64]:
-        """The sum of the uploads, modulo 2^64, for whoever unmasks it: the record does not keep it."""
+    def expect_values(self, sender: str, message: MaskedUpload, num_values: int) -> None:
+        """Refuse an upload that is not one of so many values."""
+        message.expect_shape(sender, "values", (packed_length(num_values, self.form.width),))
+        check_padding(message.values, num_values, self.form.width, f"MaskedUpload from {sender}")
+
+    def sum_of_uploads(self, num_values: int) -> npt.NDArray[np.int64]:
+        """The sum of the uploads, modulo 2^width, for whoever unmasks it: the record does not keep it."""
         for message in self.uploads.values() if self._num_values is None else ():
-            self._add(message)
+            self._add(message, num_values)
         total, self._total = self._total, None
         assert total is not None
         return total
 
-    def _add(self, message: MaskedUpload) -> MaskedUpload:
+    def _add(self, message: MaskedUpload, num_values: int) -> MaskedUpload:
         """Add an upload to the sum; returns what is kept of it, which is its form."""
         if self._total is None:
-            self._total = np.zeros(len(message.values), dtype=np.int64)
-        words = self._total.view(np.uint64)  # unsigned arithmetic wraps by definition
-        np.add(words, message.values.numpy().view(np.uint64), out=words)
-        return replace(message, values=torch.zeros(1, dtype=torch.int64).expand(len(message.values)))
+            self._total = np.zeros(num_values, dtype=np.int64)
+        add_packed(self._total, message.values, self.form.width)
+        return replace(message, values=torch.zeros(1, dtype=message.values.dtype).expand(len(message.values)))
 
     def _is_held(self, owner: str, sharers: set[str]) -> bool:
         return len(sharers.intersection(self.graph.neighbourhood(owner))) >= self.threshold_around(owner)

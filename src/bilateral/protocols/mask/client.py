@@ -31,6 +31,7 @@ from bilateral.errors import (
 from bilateral.protocols.mask import shamir
 from bilateral.protocols.mask.fixed_point import RowsOutOfRange, encode_upload
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
+from bilateral.protocols.mask.kept_upload import KeptUpload
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.last_bits import KEY_BYTES, LastBits
 from bilateral.protocols.mask.messages import (
@@ -59,6 +60,7 @@ from bilateral.protocols.mask.sealing import (
 )
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import check_names, check_sum, mask_sign, signed_content
+from bilateral.protocols.mask.widths import packed
 from bilateral.protocols.messages import Upload
 from bilateral.randomness import Randomness, SecureRandomness
 
@@ -91,6 +93,7 @@ class MaskClient:
     from `last_bits` or from `randomness`: once for an upload, however often it is sent.
 
     `words`: uploads are ring words (`ring_words`), and no opening for numbers is answered; without it, none for words.
+    `keeps_on_disk`: where its upload waits for the end of the round (`KeptUpload`).
     """
 
     @checked
@@ -103,6 +106,7 @@ class MaskClient:
         fixed_bounds: Sequence[float] | None = None,
         last_bits: Randomness | None = None,
         words: bool = False,
+        keeps_on_disk: bool = False,
     ) -> None:
         if words and fixed_bounds is not None:
             raise PlanError("Ring words have no bounds.", remedy="Give `words` or `fixed_bounds`.")
@@ -113,7 +117,8 @@ class MaskClient:
         self._randomness = (randomness or SecureRandomness()).child("mask client", self.name)
         self._openings = OpeningHistory(self.name, settings, fixed_bounds, words=words)
         self._attempt: _Attempt | None = None
-        self._upload: tuple[Upload, bytes] | None = None
+        self._upload: KeptUpload | None = None
+        self._keeps_on_disk = keeps_on_disk
         drawn = last_bits or self._randomness.child("last bits")
         self._bits_secret = None if words or fixed_bounds is not None else drawn.random_bytes(KEY_BYTES)
 
@@ -171,6 +176,17 @@ class MaskClient:
 
         `context`: a digest of what this client was sent to train on. The masks depend on it, the signature covers it.
         """
+        answer = self._masked(upload, context)
+        self._upload = KeptUpload(upload, context, on_disk=self._keeps_on_disk)
+        return answer
+
+    def mask_again(self) -> MaskedUpload | RangeRefusal:
+        """Step 3 of a further attempt: the upload of this round again, under fresh masks."""
+        if self._upload is None:
+            raise ProtocolError(f"{self.name}: there is no upload of this round to mask again.")
+        return self._masked(*self._upload.both())
+
+    def _masked(self, upload: Upload, context: bytes) -> MaskedUpload | RangeRefusal:
         attempt = self._attempt
         if attempt is None or attempt.active is None or attempt.has_answered:
             raise ProtocolError(
@@ -190,7 +206,6 @@ class MaskClient:
             )
         attempt.has_answered = True
         attempt.context = context
-        self._upload = (upload, context)
         if isinstance(encoded, RowsOutOfRange):
             return RangeRefusal(occasion.round_index, occasion.attempt, encoded.rows, encoded.bound_bits)
         seeds = [(attempt.self_seed, 1)]
@@ -198,15 +213,9 @@ class MaskClient:
             (bound_seed(attempt.pair_seeds[other], context), mask_sign(self.name, other)) for other in attempt.active
         ]
         lengths = [upload.terms.shape[1]] * len(upload.terms) + [len(upload.statistics) + 1]
-        add_masks(encoded.numpy(), seeds, lengths)
+        add_masks(encoded.numpy(), seeds, lengths, attempt.form.width)
         attempt.has_uploaded = True
-        return MaskedUpload(occasion.round_index, occasion.attempt, encoded)
-
-    def mask_again(self) -> MaskedUpload | RangeRefusal:
-        """Step 3 of a further attempt: the upload of this round again, under fresh masks."""
-        if self._upload is None:
-            raise ProtocolError(f"{self.name}: there is no upload of this round to mask again.")
-        return self.mask(*self._upload)
+        return MaskedUpload(occasion.round_index, occasion.attempt, packed(encoded.numpy(), attempt.form.width))
 
     def sign(self, message: SurvivorList) -> SurvivorSignature:
         """Step 4. One list a round, in whatever attempt; the same list again gets the same signature."""

@@ -1,16 +1,16 @@
-"""Weighted uploads as integers modulo 2^64, with sums that never wrap.
+"""Weighted uploads as integers modulo a power of two, with sums that never wrap.
 
 The rows of a vector are the terms of an `Upload`, and one last row for its batch statistics; behind them stands the
 weight itself. Row k holds `round(weight * value * 2^fraction_bits[k])`, where `last_bits` has drawn the last bits of
 the value anew (None leaves them: only for values that all carry noise, with weights that are public). The bound of a
-row is a power of two, `|weight * value| <= 2^bound_bits`, and
+row is a power of two, `|weight * value| <= 2^bound_bits`, and in a ring of `width` bits (`widths`)
 
-    fraction_bits = 62 - ceil(log2(num_clients)) - bound_bits
+    fraction_bits = width - 2 - ceil(log2(num_clients)) - bound_bits
 
-Guarantee: the sum over `num_clients` uploads stays within 2^62 (1 + 2^-20), so it is the sum of the integers and not
-a remainder. It differs from the sum of the products `weight * value` by at most half a unit (`2^-fraction_bits`) a
-client, and by two of the steps of each float that is summed if last bits are drawn. A value beyond its bound is
-reported, never wrapped or clipped.
+Guarantee: the sum over `num_clients` uploads stays within 2^(width-2) (1 + 2^-9) and half a unit a client, far below
+2^(width-1), so it is the sum of the integers and not a remainder. It differs from the sum of the products
+`weight * value` by at most half a unit (`2^-fraction_bits`) a client, and by two of the steps of each float that is
+summed if last bits are drawn. A value beyond its bound is reported, never wrapped or clipped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.last_bits import LastBits
+from bilateral.protocols.mask.widths import WIDEST, WIDTHS, Width
 from bilateral.protocols.messages import Aggregate, Upload
 
-SUM_BITS = 62
 MIN_BOUND_BITS, MAX_BOUND_BITS = -64, 60
 MAX_WEIGHT = 1 << 40
 MAX_CLIENTS = 1 << 20
@@ -34,6 +34,8 @@ _CHUNK_VALUES = 1 << 14
 WIDENING_BITS = 24
 HEADROOM_BITS = 8
 """The next round's values may be 2^8 times the largest sum of this round."""
+NARROW_HEADROOM_BITS = 4
+"""The same where fewer than 64 bits are to do: every bit of room is one of resolution less."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,14 @@ class FixedPointFormat:
 
     fraction_bits: tuple[int, ...]
     num_clients: int
+    width: Width = WIDEST
+    """Bits of a value in the ring."""
 
     def __post_init__(self) -> None:
+        if self.width not in WIDTHS:
+            raise ProtocolError(
+                f"Expected a ring of {', '.join(map(str, WIDTHS))} bits in a fixed-point format, got {self.width}."
+            )
         if not 1 <= self.num_clients <= MAX_CLIENTS:
             raise ProtocolError(f"Expected 1 to {MAX_CLIENTS} clients in a fixed-point format, got {self.num_clients}.")
         if not self.fraction_bits:
@@ -55,19 +63,19 @@ class FixedPointFormat:
             )
 
     @classmethod
-    def for_bound_bits(cls, bound_bits: Sequence[int], num_clients: int) -> FixedPointFormat:
-        bits = _client_bits(num_clients)
-        return cls(tuple(SUM_BITS - bits - bound for bound in bound_bits), num_clients)
+    def for_bound_bits(cls, bound_bits: Sequence[int], num_clients: int, width: Width = WIDEST) -> FixedPointFormat:
+        bits = _value_bits(width, num_clients)
+        return cls(tuple(bits - bound for bound in bound_bits), num_clients, width)
 
     @classmethod
-    def for_bounds(cls, bounds: Sequence[float], num_clients: int) -> FixedPointFormat:
+    def for_bounds(cls, bounds: Sequence[float], num_clients: int, width: Width = WIDEST) -> FixedPointFormat:
         """The finest format in which `|weight * value| <= bounds[k]` is accepted in row k."""
-        return cls.for_bound_bits(bits_of_bounds(bounds), num_clients)
+        return cls.for_bound_bits(bits_of_bounds(bounds), num_clients, width)
 
     @property
     def bound_bits(self) -> tuple[int, ...]:
-        bits = _client_bits(self.num_clients)
-        return tuple(SUM_BITS - bits - fraction for fraction in self.fraction_bits)
+        bits = _value_bits(self.width, self.num_clients)
+        return tuple(bits - fraction for fraction in self.fraction_bits)
 
     @property
     def num_terms(self) -> int:
@@ -87,7 +95,7 @@ def encode_upload(
 ) -> Tensor | RowsOutOfRange:
     """All rows of `upload`, then its weight, as one int64 vector; or which rows are out of range."""
     _check(upload, form, sender)
-    limit = 2.0 ** (SUM_BITS - _client_bits(form.num_clients))
+    limit = 2.0 ** _value_bits(form.width, form.num_clients)
     rows = [*upload.terms, upload.statistics]
     encoded = torch.empty(sum(row.numel() for row in rows) + 1, dtype=torch.int64)
     beyond: dict[int, int] = {}
@@ -122,8 +130,10 @@ def decode_sum(
     return Aggregate(round_index, int(total[-1]), terms, statistics)
 
 
-def next_bound_bits(total: Aggregate, first_bound_bits: Sequence[int]) -> tuple[int, ...]:
-    """Bounds of the next round: the smallest power of two above 2^8 times the largest sum of each row.
+def next_bound_bits(
+    total: Aggregate, first_bound_bits: Sequence[int], headroom_bits: int = HEADROOM_BITS
+) -> tuple[int, ...]:
+    """Bounds of the next round: the smallest power of two above 2^headroom_bits times the largest sum of each row.
 
     A row of zeros says nothing about the next round and gets the bound with which this round was first opened: zeros
     may come of a bound that a refusal made too wide.
@@ -131,7 +141,7 @@ def next_bound_bits(total: Aggregate, first_bound_bits: Sequence[int]) -> tuple[
     found = []
     for row, previous in zip([*total.terms, total.statistics], first_bound_bits, strict=True):
         largest = _largest(row)
-        bits = _ceil_log2(largest) + HEADROOM_BITS if largest > 0 else previous
+        bits = _ceil_log2(largest) + headroom_bits if largest > 0 else previous
         found.append(min(max(bits, MIN_BOUND_BITS), MAX_BOUND_BITS))
     return tuple(found)
 
@@ -222,5 +232,6 @@ def _ceil_log2(value: float) -> int:
     return exponent - 1 if mantissa == 0.5 else exponent
 
 
-def _client_bits(num_clients: int) -> int:
-    return (num_clients - 1).bit_length()
+def _value_bits(width: int, num_clients: int) -> int:
+    """Of one client's value, without its sign: the sum of all of them must fit, and has a bit to spare."""
+    return width - 2 - (num_clients - 1).bit_length()

@@ -62,6 +62,7 @@ class Identity:
         return self._private_key.sign(message)
 
 
+@lru_cache(maxsize=4096)  # public; in a simulation everybody checks the same ones
 def is_signed(identity_key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether `signature` on `message` is of the owner of `identity_key`. False, never an error, on malformed input."""
     try:

@@ -51,12 +51,16 @@ class Roster(Message):
 
 @dataclass(frozen=True)
 class MaskOpening(Message):
-    """1. Who takes part, and the fixed-point format of every row; no rows: uploads are ring words as they are."""
+    """1. Who takes part, and the fixed-point format of every row; no rows: uploads are ring words as they are.
+
+    `width`: bits of a masked value.
+    """
 
     round_index: int
     attempt: int
     participants: tuple[str, ...]
     fraction_bits: tuple[int, ...]
+    width: int = 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +95,7 @@ class RoutedShares(Message):
 
 @dataclass(frozen=True, repr=False)
 class MaskedUpload(Message):
-    """3. The encoded upload plus the participant's masks, modulo 2^64."""
+    """3. The encoded upload plus the participant's masks, modulo 2^width, packed (`widths`)."""
 
     round_index: int
     attempt: int

@@ -3,6 +3,7 @@
 - attempts only go forward, three a round, and none follows a signed list: two sums would show their difference
 - later attempts are among the first one's participants, and never below the floor that the first one set
 - where the plan fixes bounds, no other format: in tiny ones, clients would refuse and so tell the sizes of their values
+- a ring of the plan's width, or of 64 bits while no range is known; where the plan fixes bounds, of its width alone
 - ring words where the plan says so, and nowhere else: what is a share in one is a number in the other
 """
 
@@ -14,7 +15,7 @@ from bilateral.errors import ProtocolError, ThresholdError
 from bilateral.protocols.mask.fixed_point import bits_of_bounds
 from bilateral.protocols.mask.messages import MaskOpening
 from bilateral.protocols.mask.ring_words import RingWords, UploadFormat, format_of
-from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
+from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings, allowed_widths
 from bilateral.protocols.mask.survivors import check_names
 
 
@@ -82,6 +83,11 @@ class OpeningHistory:
             planned, got = ("ring words", "numbers") if self._words else ("numbers", "ring words")
             raise ProtocolError(
                 f"{self._what}: uploads of this plan are {planned}, and the server opened for {got}.",
+                remedy="Both sides must run the same plan.",
+            )
+        if form.width not in allowed_widths(self._settings, is_fixed=self.has_fixed_bounds or self._words):
+            raise ProtocolError(
+                f"{self._what}: a ring of {form.width} bits, where the plan says {self._settings.width}.",
                 remedy="Both sides must run the same plan.",
             )
         if self.has_fixed_bounds and form.bound_bits != self._fixed_bits:

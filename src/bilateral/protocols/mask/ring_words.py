@@ -9,6 +9,7 @@ numbers have, so that neither form of opening can be taken for the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from bilateral.errors import ProtocolError
 from bilateral.protocols.mask.fixed_point import MAX_WEIGHT, FixedPointFormat
 from bilateral.protocols.mask.messages import MaskOpening
+from bilateral.protocols.mask.widths import WIDEST, Width
 from bilateral.protocols.messages import Aggregate, Upload
 
 
@@ -25,6 +27,7 @@ class RingWords:
 
     fraction_bits: tuple[int, ...] = ()
     bound_bits: tuple[int, ...] = ()
+    width: Width = WIDEST
 
 
 UploadFormat = FixedPointFormat | RingWords
@@ -33,8 +36,10 @@ UploadFormat = FixedPointFormat | RingWords
 def format_of(opening: MaskOpening) -> UploadFormat:
     """What an opening says; a `ProtocolError` if no upload has such a format."""
     if not opening.fraction_bits:
+        if opening.width != WIDEST:
+            raise ProtocolError(f"Ring words have {WIDEST} bits, and an opening for them says {opening.width}.")
         return RingWords()
-    return FixedPointFormat(opening.fraction_bits, len(opening.participants))
+    return FixedPointFormat(opening.fraction_bits, len(opening.participants), cast("Width", opening.width))
 
 
 def words_of(upload: Upload, sender: str) -> Tensor:

@@ -15,10 +15,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bilateral.errors import AuthenticationError, SealedShareError
-from bilateral.protocols.mask.injective import injective
+from bilateral.protocols.mask.injective import Part, injective
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.messages import MaskOpening
 from bilateral.protocols.mask.shamir import SHARE_BYTES
+from bilateral.protocols.mask.widths import WIDEST
 
 TAG_BYTES = 16
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
@@ -41,8 +42,11 @@ class Occasion:
 
     @classmethod
     def of(cls, run_id: bytes, opening: MaskOpening) -> Occasion:
-        content = (opening.round_index, opening.attempt, opening.participants, opening.fraction_bits)
-        digest = hashlib.sha256(injective("bilateral opening v1", *content)).digest()
+        content: tuple[Part, ...] = (opening.round_index, opening.attempt, opening.participants, opening.fraction_bits)
+        if opening.width != WIDEST:
+            content = (*content, opening.width)
+        label = "bilateral opening v1" if opening.width == WIDEST else "bilateral opening of a width v1"
+        digest = hashlib.sha256(injective(label, *content)).digest()
         return cls(run_id, opening.round_index, opening.attempt, digest)
 
     def bind(self, label: str, *names: str) -> bytes:

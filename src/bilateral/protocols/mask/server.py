@@ -32,7 +32,9 @@ from bilateral.errors import (
 )
 from bilateral.protocols.mask.attempt_record import Answer, AttemptRecord
 from bilateral.protocols.mask.fixed_point import (
+    HEADROOM_BITS,
     MAX_WEIGHT,
+    NARROW_HEADROOM_BITS,
     FixedPointFormat,
     bits_of_bounds,
     decode_sum,
@@ -56,6 +58,7 @@ from bilateral.protocols.mask.ring_words import RingWords, format_of, sum_of_wor
 from bilateral.protocols.mask.settings import MAX_ATTEMPTS, MaskSettings
 from bilateral.protocols.mask.survivors import check_names
 from bilateral.protocols.mask.unmasking import unmasked_sum
+from bilateral.protocols.mask.widths import WIDEST, Width, width_for
 from bilateral.protocols.messages import Aggregate
 
 
@@ -84,6 +87,8 @@ class MaskServer:
         self._settings = settings
         self._has_fixed_bounds = fixed_bounds is not None
         self._bound_bits = bits_of_bounds(fixed_bounds) if fixed_bounds is not None else ()
+        self._range_known: tuple[bool, ...] = ()
+        """Of each row, whether a sum has shown its range."""
         self._latest = (-1, -1)
         self._finished_round = -1
         self._num_values: int | None = None
@@ -212,7 +217,13 @@ class MaskServer:
         record.stage = "closed"
         self._finished_round = record.occasion.round_index
         if not self._words and not self._has_fixed_bounds:
-            self._bound_bits = next_bound_bits(decoded, self._first_bound_bits())
+            headroom = HEADROOM_BITS if self._settings.width == WIDEST else NARROW_HEADROOM_BITS
+            self._bound_bits = next_bound_bits(decoded, self._first_bound_bits(), headroom)
+            before = self._range_known or (False,) * len(self._bound_bits)
+            rows = (*decoded.terms, decoded.statistics)
+            self._range_known = tuple(
+                known or not row.numel() or bool(row.any()) for known, row in zip(before, rows, strict=True)
+            )
         survivors = tuple(sorted(record.uploads))
         return Aggregate(
             decoded.round_index, decoded.total_weight, decoded.terms, decoded.statistics, contributors=survivors
@@ -220,25 +231,30 @@ class MaskServer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Bounds of the next round, and the last attempt: a resumed run goes on with the same formats."""
-        return {
+        state = {
             "bound_bits": torch.tensor(self._bound_bits, dtype=torch.int64),
             "latest": torch.tensor((*self._latest, self._finished_round), dtype=torch.int64),
         }
+        if self._settings.width != WIDEST:
+            state["range_known"] = torch.tensor(self._range_known, dtype=torch.int64)
+        return state
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse, for a run whose clients start anew as well: living ones refuse rounds that they have seen."""
+        names = ["bound_bits", "latest", *(["range_known"] if self._settings.width != WIDEST else [])]
         if (
-            set(tensors) != {"bound_bits", "latest"}
+            sorted(tensors) != names
             or tensors["latest"].shape != (3,)
-            or tensors["bound_bits"].dim() != 1
+            or any(tensors[name].dim() != 1 for name in names)
         ):
             raise CheckpointError(
-                f"Expected the state of masked sums: bound_bits, latest; got {', '.join(sorted(tensors)) or 'none'}.",
+                f"Expected the state of masked sums: {', '.join(names)}; got {', '.join(sorted(tensors)) or 'none'}.",
                 remedy="The checkpoint is of another plan or another version; start the run anew.",
             )
         round_index, attempt, finished = tensors["latest"].tolist()
         self._latest, self._finished_round = (round_index, attempt), finished
         self._bound_bits = tuple(tensors["bound_bits"].tolist())
+        self._range_known = tuple(map(bool, tensors["range_known"].tolist())) if "range_known" in tensors else ()
         self._record = self._first = None
 
     def _bounds_for(self, num_rows: int | None) -> tuple[int, ...]:
@@ -256,8 +272,9 @@ class MaskServer:
     def _open(
         self, round_index: int, attempt: int, participants: tuple[str, ...], bounds: tuple[int, ...]
     ) -> MaskOpening:
-        form = RingWords() if self._words else FixedPointFormat.for_bound_bits(bounds, len(participants))
-        opening = MaskOpening(round_index, attempt, participants, form.fraction_bits)
+        width = self._width(bounds, len(participants), is_first=not attempt)
+        form = RingWords() if self._words else FixedPointFormat.for_bound_bits(bounds, len(participants), width)
+        opening = MaskOpening(round_index, attempt, participants, form.fraction_bits, width)
         first = self._first if self._first is not None and attempt else opening
         floor = self._settings.floor_of(len(first.participants))
         if attempt >= MAX_ATTEMPTS or len(participants) < floor:
@@ -270,6 +287,21 @@ class MaskServer:
         self._record = AttemptRecord(opening, self.roster(), self._settings, floor, self._num_values)
         self._latest, self._first = (round_index, attempt), first
         return opening
+
+    def _width(self, bounds: tuple[int, ...], num_participants: int, *, is_first: bool) -> Width:
+        """As the plan says, or as its resolution needs; 64 bits while there is a row whose range nobody knows."""
+        settings = self._settings
+        if self._words or (self._has_fixed_bounds and settings.width == "auto"):
+            return WIDEST
+        if self._has_fixed_bounds and settings.width != "auto":
+            return settings.width
+        if not all(self._range_known) or len(self._range_known) != len(bounds):
+            return WIDEST
+        if settings.width != "auto":
+            return settings.width
+        widened = 0 if is_first else max(map(int.__sub__, bounds, self._first_bound_bits()))
+        # A bound is up to twice 2^headroom times the largest sum that it follows.
+        return width_for(settings.resolution, num_participants, NARROW_HEADROOM_BITS + 1 + widened)
 
     def _first_bound_bits(self) -> tuple[int, ...]:
         assert self._first is not None

@@ -9,10 +9,13 @@ from bilateral.arguments import check_fields
 from bilateral.errors import PlanError
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MIN_BOUND_BITS
 from bilateral.protocols.mask.neighbours import default_num_neighbours, threshold_of
+from bilateral.protocols.mask.widths import WIDEST, WIDTHS, Width, WidthSetting
 
 GraphKind = Literal["auto", "complete", "n-out"]
 MAX_ATTEMPTS = 3
 """Attempts at one round. Clients count too: a server cannot go on until it likes the graph."""
+DEFAULT_RESOLUTION = 1e-7
+"""A float32 has 6e-8 of its own."""
 LARGEST_COMPLETE_GRAPH = 32
 """`auto` gives every pair a mask up to this number of participants."""
 
@@ -28,6 +31,10 @@ class MaskSettings:
     `threshold`           a sum is unmasked only if more than this fraction of the participants is in it, and a secret
                           is reconstructed only by more than this fraction of its owner's neighbourhood
     `initial_bound_bits`  first round: values times weights are expected below 2 to this power
+    `width`               bits of a masked value: 64, or fewer once a round has shown the range; auto: as few as
+                          `resolution` needs. Where bounds are fixed: from the first round (auto: 64)
+    `resolution`          auto: the sum of a row is off by at most this part of its largest value, as that was in the
+                          round before
     `min_in_sum`          a sum is unmasked only if at least so many uploads are in it, however few take part
     """
 
@@ -36,6 +43,8 @@ class MaskSettings:
     threshold: float = 2 / 3
     initial_bound_bits: int = 20
     min_in_sum: int | None = None
+    width: WidthSetting = WIDEST
+    resolution: float = DEFAULT_RESOLUTION
 
     def __post_init__(self) -> None:
         check_fields(self, PlanError)
@@ -58,6 +67,8 @@ class MaskSettings:
                 f"Expected initial_bound_bits between {MIN_BOUND_BITS} and {MAX_BOUND_BITS}, "
                 f"got {self.initial_bound_bits}."
             )
+        if not 0 < self.resolution < 1:
+            raise PlanError(f"Expected a resolution above 0 and below 1, got {self.resolution}.")
         if self.min_in_sum is not None and self.min_in_sum < 2:
             raise PlanError(
                 f"Expected min_in_sum of 2 or more, got {self.min_in_sum}.",
@@ -79,3 +90,10 @@ class MaskSettings:
             return everyone
         chosen = self.num_neighbours or default_num_neighbours(num_participants, self.threshold)
         return min(chosen, everyone)
+
+
+def allowed_widths(settings: MaskSettings, *, is_fixed: bool) -> tuple[Width, ...]:
+    """The rings that an opening may name. `is_fixed`: ranges are known before the first round, or there are none."""
+    if settings.width == "auto":
+        return (WIDEST,) if is_fixed else WIDTHS
+    return (settings.width,) if is_fixed else tuple({settings.width, WIDEST})

@@ -18,23 +18,25 @@ from bilateral.protocols.mask.attempt_record import AttemptRecord
 from bilateral.protocols.mask.prg import add_masks, bound_seed
 from bilateral.protocols.mask.sealing import open_escrow, seed_digest
 from bilateral.protocols.mask.survivors import mask_sign
+from bilateral.protocols.mask.widths import reduced
 
 
 def unmasked_sum(record: AttemptRecord, row_lengths: list[int]) -> Tensor:
     """The sum of the survivors' encoded uploads, exactly, as int64."""
     assert record.listed is not None
     survivors = record.listed.survivors
+    num_values, width = sum(row_lengths), record.form.width
     for sender in survivors:
-        record.uploads[sender].expect_shape(sender, "values", (sum(row_lengths),))
+        record.expect_values(sender, record.uploads[sender], num_values)
     secrets = _reconstructed(record)
     seeds = [(secrets[name], -1) for name in survivors]
     for dropped in sorted(set(record.sharers).difference(survivors)):
         for name, pair_seed in _opened_escrow(record, dropped, secrets[dropped]).items():
             if name in survivors:
                 seeds.append((bound_seed(pair_seed, record.context), -mask_sign(name, dropped)))
-    total = record.sum_of_uploads()
-    add_masks(total, seeds, row_lengths)
-    return torch.from_numpy(total)
+    total = record.sum_of_uploads(num_values)
+    add_masks(total, seeds, row_lengths, width)
+    return torch.from_numpy(reduced(total, width))
 
 
 def _reconstructed(record: AttemptRecord) -> dict[str, bytes]:

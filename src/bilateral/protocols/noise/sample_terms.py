@@ -24,14 +24,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bilateral.errors import UnsoundPlanError
+from bilateral.models.modes import kept_in_evaluation
+from bilateral.protocols.flat_gradients import FlatGradients
 from bilateral.protocols.local_model import LocalModel
 from bilateral.protocols.noise.one_thread import one_thread
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.scheme import Cotangents
 
 CotangentsOf = Callable[[Tensor, Tensor, Tensor], Cotangents]
@@ -39,8 +43,13 @@ CotangentsOf = Callable[[Tensor, Tensor, Tensor], Cotangents]
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Refuse models in which a sample has no gradient of its own."""
-    found = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    """Refuse models in which a sample has no gradient of its own. BatchNorm that stays in evaluation mode is none."""
+    kept = kept_in_evaluation(model)
+    found = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (name not in kept or module.running_mean is None)
+    ]
     if found:
         raise UnsoundPlanError(
             "Clipping bounds what one sample or client changes, but BatchNorm mixes the samples of a batch and uploads "
@@ -49,8 +58,34 @@ def refuse_batch_norm(model: nn.Module) -> None:
         )
 
 
+class SampleGradients:
+    """Per-sample gradients of any module, one sample after the other; a term is the gradient itself."""
+
+    def __init__(self, model: LocalModel) -> None:
+        refuse_batch_norm(model.module)
+        self._model = model
+        self.shape = (1, sum(p.numel() for p in model.parameters))
+
+    def chunks(self, inputs: Tensor, targets: Tensor, objective: Objective) -> Iterator[Tensor]:
+        """1 x 1 x parameters for each sample, in the batch's order; nothing for an empty batch."""
+        for x, target, seed in _one_at_a_time(self._model.module, inputs, targets):
+            yield self._of_one(x, target, objective, seed)[None]
+
+    def _of_one(self, x: Tensor, target: Tensor, objective: Objective, seed: int) -> Tensor:
+        with _alone(seed):
+            outputs = self._model.module(x)
+            root, at_root = outputs, None
+            if isinstance(outputs, Tensor):
+                at_root = objective.cotangents(outputs.detach(), target)
+            else:  # several heads
+                root = objective.of_batch(outputs, target)
+            row = torch.empty(self.shape, dtype=self._model.dtype)
+            FlatGradients(root, self._model.parameters).write(row[0], at_root, {}, last=True)
+            return row
+
+
 class SampleTerms:
-    """Per-sample terms of a client's model, one sample after the other."""
+    """Per-sample terms of a traced model, one sample after the other."""
 
     def __init__(self, model: LocalModel, num_terms: int) -> None:
         refuse_batch_norm(model.module)
@@ -62,21 +97,16 @@ class SampleTerms:
 
     def chunks(self, inputs: Tensor, targets: Tensor, cotangents_of: CotangentsOf) -> Iterator[Tensor]:
         """1 x terms x parameters for each sample, in the batch's order; nothing for an empty batch."""
-        streams = _Streams(_draw_key())
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.module.buffers()]
-        for x, target in zip(inputs, targets, strict=True):
-            # Memory of its own: a view would begin wherever the sample's place in the batch says.
-            own = _aligned(x), _aligned(target)
+        for x, target, seed in _one_at_a_time(self._model.module, inputs, targets):
             if self._batches_terms is None:
-                self._batches_terms = self._can_batch_terms(*own, cotangents_of)
+                buffers = _buffers_of(self._model.module)
+                self._batches_terms = self._can_batch_terms(x, target, cotangents_of)
                 _put_back(buffers)
-            yield self._of_one(own[0], own[1], cotangents_of, streams.seed(*own), batched=self._batches_terms)[None]
-            _put_back(buffers)
+            yield self._of_one(x, target, cotangents_of, seed, batched=self._batches_terms)[None]
 
     def _of_one(self, x: Tensor, target: Tensor, cotangents_of: CotangentsOf, seed: int, *, batched: bool) -> Tensor:
         """Terms x parameters of a batch of this sample alone."""
-        with one_thread(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with _alone(seed):
             h, outputs = self._run(x)
             cotangents = cotangents_of(h.detach(), outputs.detach(), target)
             found = self._head_terms(cotangents, h.detach())
@@ -148,6 +178,29 @@ def _looped_terms(h: Tensor, body: Sequence[Tensor], rows: Tensor) -> Sequence[T
         for number, row in enumerate(rows)
     ]
     return [None if column[0] is None else torch.stack(column) for column in zip(*passes, strict=True)]
+
+
+def _one_at_a_time(module: nn.Module, inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Each sample as a batch of its own, with its seed; buffers are put back after it."""
+    streams = _Streams(_draw_key())
+    buffers = _buffers_of(module)
+    for x, target in zip(inputs, targets, strict=True):
+        # Memory of its own: a view would begin wherever the sample's place in the batch says.
+        own = _aligned(x), _aligned(target)
+        yield *own, streams.seed(*own)
+        _put_back(buffers)
+
+
+@contextmanager
+def _alone(seed: int) -> Iterator[None]:
+    """One thread, and a stream of random numbers that belongs to the sample."""
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _buffers_of(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    return [(buffer, buffer.clone()) for buffer in module.buffers()]
 
 
 def _aligned(value: Tensor) -> Tensor:

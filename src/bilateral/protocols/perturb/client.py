@@ -27,6 +27,7 @@ from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
+from bilateral.protocols.objective import plain_objective
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -71,7 +72,7 @@ class PerturbClient:
         """Step 1. `targets`: class numbers for cross entropy, (batch, outputs) for MSE. `weight`: see `Upload`."""
         self._check_model(message)
         if self.clip is None:
-            check_batch(self.name, inputs, targets, self._graph, self._settings.loss)
+            check_batch(self.name, inputs, targets, self._graph, plain_objective(self._settings.loss))
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message, inputs, targets)

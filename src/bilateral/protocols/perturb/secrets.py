@@ -67,11 +67,13 @@ def draw_scaling(
 ) -> tuple[Tensor, Tensor]:
     """Scale factors (see `log_uniform_factors`) and an exchange of neurons.
 
+    Factors of derived classes follow from the others, whatever was drawn for them.
     `exact_eps` gives factor 1 to what enters a GroupNorm or LayerNorm, so that their eps acts as in the true model.
     """
     factors = draw_factors(graph, scale_range, randomness)
     if exact_eps:
         factors[graph.per_sample_norm_classes] = 1.0
+    factors = graph.derived.complete(factors)
     if not permute:
         return factors, torch.arange(graph.cells.num_neurons)
     return factors, graph.cells.draw(randomness)

@@ -112,7 +112,7 @@ def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protec
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:
-    metrics = evaluate(lane.training.predict, federation.test_data, federation.problem.loss)
+    metrics = evaluate(lane.training.predict, federation.test_data, federation.problem.objective)
     metric, value = main_metric(metrics)
     ratios = [mine / plain for mine, plain in zip(lane.seconds, base.seconds, strict=True)]
     traffic = lane.transcript.bytes_up + lane.transcript.bytes_down

@@ -96,7 +96,7 @@ class Conductor:
             self.plan,
             names,
             federation.test_data,
-            federation.problem.loss,
+            federation.problem.objective,
             lanes[0],
             lanes[1] if len(lanes) > 1 else None,
             directory,
@@ -104,6 +104,8 @@ class Conductor:
             gather=attendance.gather,
             on_contributors=attendance.contributed,
             on_close=attendance.close,
+            validation=federation.validation,
+            class_names=federation.problem.class_names,
         )
         return loop, attendance
 

@@ -21,9 +21,9 @@ from bilateral.engine.federation import (
     NUM_CALIBRATION_SAMPLES,
     Federation,
     load_site_share,
-    loss_of,
     member_names,
     needs_sample_counts,
+    objective_of,
 )
 from bilateral.engine.kind import ENROLMENT
 from bilateral.engine.plan import RunPlan
@@ -35,7 +35,7 @@ from bilateral.learning.problem import Member, Problem, Share
 from bilateral.learning.secrets import Secrets
 from bilateral.protections.spoken_messages import to_client
 from bilateral.protocols.noise.round_counter import RoundCounter
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.wire import decode, digest, encode
 from bilateral.runs.rounds.enrolment import BRIEF, INTRODUCE, Briefing, SiteCard
@@ -155,9 +155,12 @@ class SiteDesk(SiteEdge):
         if counts.get(self.name) != told:
             raise ProtocolError(f"The briefing has another number of samples for {self.name} than it told.")
         task = cast("Task", briefing.task) if share is None else share.task
-        if briefing.loss != loss_of(self._plan, task):
+        if task not in get_args(Task):
+            raise ProtocolError(f"The briefing names task {task!r}, which is not known here.")
+        objective = objective_of(self._plan, task)
+        if briefing.loss != objective.name:
             raise ProtocolError(f"The server says loss {briefing.loss!r}, which is not the plan's.")
-        problem = _problem(briefing, share, self._plan)
+        problem = _problem(briefing, share, self._plan, objective)
         if share is not None:
             problem.check_share(self.name, share)
         shares = {} if share is None else {self.name: share}
@@ -171,20 +174,20 @@ class SiteDesk(SiteEdge):
         return encode(self._clients[lane].handle(messages))
 
 
-def _problem(briefing: Briefing, share: Share | None, plan: RunPlan) -> Problem:
+def _problem(briefing: Briefing, share: Share | None, plan: RunPlan, objective: Objective) -> Problem:
     """What is learned, as the server says; a party without data has nothing to hold it against."""
-    task, loss, shape = briefing.task, briefing.loss, tuple(briefing.input_shape)
-    if task not in get_args(Task) or loss not in get_args(Loss):
-        raise ProtocolError(f"The briefing names task {task!r} and loss {loss!r}, which are not known here.")
+    shape = tuple(briefing.input_shape)
+    if briefing.task != objective.task:
+        raise ProtocolError(f"The briefing names task {briefing.task!r}, the site's data are for {objective.task!r}.")
     fits = shape == tuple(share.inputs.shape[1:]) if share is not None else _is_shape(shape)
     if not fits or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
         raise ProtocolError("The briefing's sizes do not fit the site's data.")
     return Problem(
         briefing.dataset,
-        cast("Task", task),
+        objective.task,
         shape,
         briefing.num_outputs,
-        cast("Loss", loss),
+        objective,
         # For tracing; the server's own inputs stay there.
         torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=getattr(torch, plan.training.dtype)),
         term_scales=tuple(briefing.term_scales.tolist()),

@@ -18,7 +18,7 @@ from bilateral.engine.federation import Federation, load_server_view
 from bilateral.engine.named_code import check_named, check_named_by_user, is_own_code
 from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.setup import analyse, initial_model
+from bilateral.engine.setup import analyse, initial_model, layout_of
 from bilateral.engine.stack import checked_mix
 from bilateral.engine.tensor_file import read_tensor_file
 from bilateral.errors import CheckpointError, ModelError, PlanError
@@ -30,6 +30,7 @@ from bilateral.protections.combination import name_of
 from bilateral.protocols.perturb.export import perturbed_state
 from bilateral.protocols.perturb.recovery_check import check_export
 from bilateral.randomness import SecureRandomness
+from bilateral.runs.rounds.best import best_of
 from bilateral.runs.rounds.export_card import FORMAT, ExportCard, parse_card
 
 
@@ -49,12 +50,15 @@ def export_run(
     data_dir: str | Path | None = None,
     model: str | None = None,
     data: str | None = None,
+    loss: str | None = None,
 ) -> ExportCard:
     """Export the model of a run: fresh secrets from the operating system, no additive noise.
 
+    A network that perturbation does not take is exported as it is; every client of such a run has seen it anyway.
+
     The format follows the ending of `target`: .safetensors, .onnx, or .pt2 (torch.export). A run of a user's own
-    functions needs them named again, as `model` and `data`: a directory never decides what code runs. A run without a
-    single round that succeeded is refused.
+    functions needs them named again, as `model`, `data` and `loss`: a directory never decides what code runs. A run
+    without a single round that succeeded is refused.
     """
     run_directory, target = Path(run_directory), Path(target)
     RunDirectory.open(run_directory, load_plan)  # what is read comes first: a target is chosen for it
@@ -64,15 +68,17 @@ def export_run(
     if writer is None:
         raise PlanError(f"Expected an output ending in {', '.join(_WRITERS)}, got {target.name}.")
     command = ("bilateral", "export", str(run_directory), "--output", str(target))
-    trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data)
+    trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data, loss=loss)
     plan, view, network, graph = trained.plan, trained.view, trained.network, trained.graph
-    check_export(network, graph, view.problem.examples)
-    state = perturbed_state(
-        network, graph, SecureRandomness(), scale_range=plan.perturbation.scale_range, permute=plan.perturbation.permute
-    )
-    network.load_state_dict(state)
+    if graph is not None:
+        check_export(network, graph, view.problem.examples)
+        chosen = plan.perturbation
+        state = perturbed_state(
+            network, graph, SecureRandomness(), scale_range=chosen.scale_range, permute=chosen.permute
+        )
+        network.load_state_dict(state)
     network.eval()
-    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.loss))
+    card = _card(plan, view.problem, evaluate(network, view.test_data, view.problem.objective))
     writer(network, card, target)
     return card
 
@@ -84,7 +90,8 @@ class TrainedNetwork:
     plan: RunPlan
     view: Federation
     network: nn.Module
-    graph: ScaleGraph
+    graph: ScaleGraph | None
+    """None: perturbation does not take this network, and the run's protection shows it to clients as it is."""
     protection: str
 
 
@@ -93,15 +100,18 @@ def trained_network(
     command: Sequence[str],
     *,
     data_dir: str | Path | None = None,
+    data_settings: Mapping[str, Any] | None = None,
     model: str | None = None,
     data: str | None = None,
+    loss: str | None = None,
 ) -> TrainedNetwork:
     """Of a run of any protection; one without a single round that succeeded is refused.
 
-    `model`, `data`: a user's own functions, named again for this; `command` is what a refusal tells to name them with.
+    `model`, `data`, `loss`: a user's own functions, named again for this; `command` is what a refusal tells to name
+    them with. `data_settings`: loader options of this machine.
     """
     directory, plan = RunDirectory.open(run_directory, load_plan)
-    check_named(directory.path, plan, (model, data), command)
+    check_named(directory.path, plan, (model, data, loss), command)
     checkpoint = load_checkpoint(directory.checkpoint)
     if checkpoint.plan_digest != plan.digest():
         raise CheckpointError(
@@ -109,12 +119,22 @@ def trained_network(
             remedy="Put the run's own plan.toml back.",
         )
     _check_trained(checkpoint, directory.path)
-    view = load_server_view(plan, None if data_dir is None else Path(data_dir))
+    view = load_server_view(plan, None if data_dir is None else Path(data_dir), data_settings)
     network = initial_model(plan, view.problem)
-    graph = analyse(network, view.problem, "scaled")  # in evaluation mode the running variance takes eps up: exact
-    trained = name_of(checked_mix(plan, view.problem.loss, len(view.members), graph))
+    layout, graph = layout_of(plan, network, view.problem), _export_graph(plan, network, view.problem)
+    trained = name_of(checked_mix(plan, view.problem.objective, len(view.members), layout))
     _restore_model(network, checkpoint, f"{trained}/model/", directory.checkpoint)
     return TrainedNetwork(plan, view, network, graph, trained)
+
+
+def _export_graph(plan: RunPlan, network: nn.Module, problem: Problem) -> ScaleGraph | None:
+    """With scaled norm inputs: in evaluation mode the running variance takes eps up, which is exact."""
+    try:
+        return analyse(network, problem, "scaled")
+    except ModelError:
+        if plan.traits.needs_trace:
+            raise
+        return None
 
 
 def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
@@ -131,8 +151,10 @@ def _check_trained(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def _restore_model(model: nn.Module, checkpoint: Checkpoint, prefix: str, path: Path) -> None:
-    """The model alone: an export needs neither the run's secrets nor anybody's data but the server's."""
-    tensors = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
+    """The best model that was kept, or the last: an export needs no secrets, and nobody's data but the server's."""
+    tensors = best_of(checkpoint.tensors) or {
+        name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)
+    }
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bilateral.arguments import checked
@@ -17,6 +18,7 @@ from bilateral.engine.transcript import Transcript
 from bilateral.learning.exchange import Dropouts
 from bilateral.protocols.messages import Message
 from bilateral.randomness import SeededRandomness
+from bilateral.runs.rounds.callbacks import Callback, Callbacks
 from bilateral.runs.rounds.loop import Lane, RoundLoop
 from bilateral.runs.rounds.result import RoundReport, RunResult
 
@@ -32,6 +34,7 @@ def run(
     save: bool = True,
     keep_messages: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Train as the plan says.
@@ -40,6 +43,7 @@ def run(
     the plan adds sound noise (which draws its own). By default it does so except with sound noise: a model without
     noise has no place in the directory of a private run.
     `save` keeps plan, metrics, events and checkpoints in `output`; `resume` goes on from the checkpoint there.
+    `callbacks` are told of the run's start, of every round (as `on_round` is) and of its end: see `Callback`.
     `should_stop` is asked after every round; a stopped run leaves a checkpoint.
     """
     path = None if output is None else Path(output)
@@ -60,12 +64,21 @@ def run(
         IN_PROCESS,
         directory,
         every=plan.training.checkpoint_every,
-        on_step=on_round or (lambda _: None),
+        on_step=partial(_tell, (on_round, *(one.on_round for one in callbacks))),
         should_stop=should_stop or (lambda: False),
     )
+    told = Callbacks(tuple(callbacks))
     with term.held():
+        told.on_start(plan, None if directory is None else directory.path)
         result: RunResult = term.drive(loop, checkpoint)
+        told.on_end(result)
     return result
+
+
+def _tell(those: Sequence[Callable[[RoundReport], None] | None], report: RoundReport) -> None:
+    for one in those:
+        if one is not None:
+            one(report)
 
 
 def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_messages: bool = False) -> RoundLoop:
@@ -81,11 +94,13 @@ def loop_here(plan: RunPlan, data_dir: Path | None, reference: bool, *, keep_mes
         plan,
         federation.names,
         federation.test_data,
-        federation.problem.loss,
+        federation.problem.objective,
         Lane(main.server(), main.local_exchange(transcript.record, dropouts)),
         Lane(others[0].server(), others[0].local_exchange(no_record)) if others else None,
         None,
         transcript,
+        validation=federation.validation,
+        class_names=federation.problem.class_names,
     )
 
 

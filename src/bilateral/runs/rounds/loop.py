@@ -33,16 +33,21 @@ from bilateral.engine.transcript import Transcript
 from bilateral.errors import BilateralError, NumericalRangeError, ThresholdError
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.client import invited_clients
-from bilateral.learning.evaluation import evaluate
+from bilateral.learning.evaluation import Measured, Predict, measure
 from bilateral.learning.exchange import Exchange
-from bilateral.learning.training import Training, relative_difference
+from bilateral.learning.training import Training, predict_with, relative_difference
+from bilateral.models.coverage import Coverage, coverage
+from bilateral.models.scale_graph import ScaleGraph
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
-from bilateral.protocols.perturb.settings import Loss
+from bilateral.runs.rounds.best import BestModel
 from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
 from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
 MAX_INCIDENTS = 200
+REFERENCE_PREFIX = "fedsgd_"
+"""Of metrics in `metrics.csv` that are FedSGD's, trained beside the run."""
 Gather = Callable[[int, Sequence[str]], Sequence[str]]
 """Called with a round's index and its invited clients; returns those that are there, after waiting if it must."""
 
@@ -72,7 +77,7 @@ class RoundLoop:
     plan: RunPlan
     names: Sequence[str]
     test: Split
-    loss: Loss
+    objective: Objective
     main: Lane
     reference: Lane | None
     directory: RunDirectory | None
@@ -80,6 +85,8 @@ class RoundLoop:
     gather: Gather = everyone
     on_contributors: Callable[[Sequence[str]], None] = lambda _: None
     on_close: Callable[[], None] = lambda: None
+    validation: Split | None = None
+    class_names: Sequence[str] = ()
     _next_round: int = field(default=0, init=False)
     _term: int = field(default=0, init=False)
     _rows: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -91,6 +98,10 @@ class RoundLoop:
     _metrics: dict[str, float] = field(default_factory=dict, init=False)
     _difference: float | None = field(default=None, init=False)
     _started: float | None = field(default=None, init=False)
+    _best: BestModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._best = BestModel(self.plan.evaluation.monitor, self.plan.evaluation.patience_rounds)
 
     @property
     def next_round(self) -> int:
@@ -114,12 +125,11 @@ class RoundLoop:
         restore(self._trainings, checkpoint, path)
         self._next_round = checkpoint.next_round
         self._rows = list(checkpoint.rows)
-        self.transcript.bytes_up = int(checkpoint.counters["bytes_up"])
-        self.transcript.bytes_down = int(checkpoint.counters["bytes_down"])
-        self.transcript.num_messages = int(checkpoint.counters["num_messages"])
+        self.transcript.load_counters(checkpoint.counters)
         self._seconds_before = checkpoint.counters["seconds"]
         self._largest_difference = checkpoint.counters["largest_difference"]
         self._term = int(checkpoint.counters["term"]) + 1
+        self._best.load(checkpoint, self.main.training.model)
         self._failed = [FailedRound(**failed) for failed in checkpoint.failed]
         self.main.training.aggregation.incidents.extend(Incident(**incident) for incident in checkpoint.incidents)
         self._num_told = len(checkpoint.incidents)
@@ -131,16 +141,16 @@ class RoundLoop:
         """The recovery is checked and the initial model measured."""
         self._started = time.perf_counter()
         self._check_recovery()
-        self._metrics = self._evaluate(self.main.training)
+        self._metrics = self._measure()
         if not self._rows:
-            self._rows.append({"round": 0, **self._metrics, "difference_to_fedavg": 0.0 if self.reference else None})
+            self._rows.append(self._row(0.0 if self.reference else None))
             self.tell(Evaluated(0, self._metrics, 0.0 if self.reference else None))
             self._write_privacy()
         self._write_metrics()
 
     def steps(self) -> Iterator[int]:
         """The rounds that are left, by index."""
-        while self._next_round < self.plan.training.rounds:
+        while not self._is_last:
             yield self._next_round
 
     def do(self, step: int) -> None:
@@ -150,18 +160,22 @@ class RoundLoop:
             self._next_round += 1
             self._difference = self._compare()
             if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
-                self._metrics = self._evaluate(self.main.training)
-                self._rows.append(
-                    {"round": self._next_round, **self._metrics, "difference_to_fedavg": self._difference}
-                )
+                self._metrics = self._measure()
+                self._rows.append(self._row(self._difference))
                 self.tell(Evaluated(self._next_round, self._metrics, self._difference))
                 self._write_metrics()
         except BilateralError:
             self._tell_incidents()
             raise
 
+    def _row(self, difference: float | None) -> dict[str, Any]:
+        """The model as it is now, beside FedSGD's if that is trained."""
+        reference = self._evaluate(self.reference.training) if self.reference is not None else {}
+        plain = {f"{REFERENCE_PREFIX}{name}": value for name, value in reference.items()}
+        return {"round": self._next_round, **self._metrics, "difference_to_fedavg": difference, **plain}
+
     def progress(self) -> RoundReport:
-        rounds = self.plan.training.rounds
+        rounds = self._next_round if self._is_last else self.plan.training.rounds
         return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed))
 
     def close(self) -> None:
@@ -169,7 +183,7 @@ class RoundLoop:
 
     @property
     def _is_last(self) -> bool:
-        return self._next_round == self.plan.training.rounds
+        return self._next_round >= self.plan.training.rounds or self._best.is_over(self._next_round)
 
     @property
     def _seconds(self) -> float:
@@ -248,8 +262,23 @@ class RoundLoop:
         self._largest_difference = max(self._largest_difference, difference)
         return difference
 
+    def _measure(self) -> dict[str, float]:
+        """Of the run's model as it is now; the best so far is kept by what is measured on the validation data."""
+        training = self.main.training
+        metrics = self._evaluate(training)
+        if self.validation is not None:
+            chosen_by = self._checked(self._measured(training.predict, self.validation).metrics("validation"))
+            metrics = {**metrics, **chosen_by}
+            self._best.look(self._next_round, chosen_by, training.model)
+        return metrics
+
     def _evaluate(self, training: Training) -> dict[str, float]:
-        metrics = evaluate(training.predict, self.test, self.loss)
+        return self._checked(self._measured(training.predict, self.test).metrics())
+
+    def _measured(self, predict: Predict, split: Split) -> Measured:
+        return measure(predict, split, self.objective, self.plan.evaluation.measures)
+
+    def _checked(self, metrics: dict[str, float]) -> dict[str, float]:
         if not all(math.isfinite(value) for value in metrics.values()):
             raise NumericalRangeError(
                 f"The model's predictions are NaN or infinite after round {self._next_round}.",
@@ -269,17 +298,16 @@ class RoundLoop:
     def state(self) -> Checkpoint:
         """After the rounds so far."""
         counters = {
-            "bytes_up": self.transcript.bytes_up,
-            "bytes_down": self.transcript.bytes_down,
-            "num_messages": self.transcript.num_messages,
+            **self.transcript.counters(),
             "seconds": self._seconds,
             "largest_difference": self._largest_difference,
             "term": self._term,
+            **self._best.counters(),
         }
         return Checkpoint(
             self.plan.digest(),
             self._next_round,
-            training_tensors(self._trainings),
+            {**training_tensors(self._trainings), **self._best.tensors()},
             self._rows,
             counters,
             [asdict(failed) for failed in self._failed],
@@ -288,11 +316,14 @@ class RoundLoop:
 
     def result(self, output: Path | None) -> RunResult:
         seconds, main = self._seconds, self.main.training
+        view = seen_by_clients(main, self._next_round, self.test, self.objective)
+        model = self._best.model(main.model)
+        measured = self._measured(predict_with(model), self.test)
         return RunResult(
             plan=self.plan,
-            model=main.model,
-            view=seen_by_clients(main, self._next_round, self.test, self.loss),
-            metrics=self._evaluate(main),
+            model=model,
+            view=view,
+            metrics=self._checked(measured.metrics()),
             rows=self._rows,
             rounds=self._next_round,
             seconds=seconds,
@@ -307,7 +338,34 @@ class RoundLoop:
             output=output,
             finished=self._is_last,
             recovery=self._recovery,
+            best_round=self._best.round_index,
+            per_class=measured.per_class(self.class_names),
+            per_site=measured.per_site() if self.plan.evaluation.metrics else {},
+            warnings=tuple(self._warnings(measured)),
+            coverage=self._coverage(),
         )
+
+    def _coverage(self) -> Coverage | None:
+        """What clients are not sent as it is; nothing to say where they are sent another network, or none."""
+        traits, layout = self.plan.traits, self.main.training.layout
+        if not isinstance(layout, ScaleGraph) or not traits.hides_model or traits.expands_network:
+            return None
+        return coverage(layout)
+
+    def _warnings(self, measured: Measured) -> Iterator[str]:
+        only = measured.only_prediction()
+        if only is not None:
+            name = f"{self.class_names[only]!r} (class {only})" if self.class_names else f"class {only}"
+            yield (
+                f"The model predicts {name} for every test sample. Its accuracy says how frequent that class is, and "
+                "nothing else: look at balanced accuracy and auroc, train longer, or weigh the classes "
+                "(training.class_weights)."
+            )
+        if self._best.is_over(self._next_round) and self._next_round < self.plan.training.rounds:
+            yield (
+                f"Training ended after round {self._next_round}: {self._best.name} on the validation data was best "
+                f"after round {self._best.round_index}. That model is the result."
+            )
 
 
 def _digest(gradient: Tensor | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
+from bilateral.models.coverage import Coverage
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
@@ -78,6 +79,15 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    coverage: Coverage | None = None
+    """What perturbation hid of the model, parameter by parameter; None with any other protection."""
+    best_round: int | None = None
+    """With validation data: `model` and `metrics` are of the model after so many rounds, which was best on them."""
+    per_class: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The plan's `evaluation.metrics` of each class on the server's test data."""
+    per_site: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Metrics of each site's samples in the server's test data, where these say whose they are."""
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -85,12 +95,18 @@ class RunResult:
             "metric": metric,
             "metric_value": value,
             "metrics": self.metrics,
+            "best_round": self.best_round,
+            "per_class": self.per_class,
+            "per_site": self.per_site,
+            "warnings": list(self.warnings),
             "metrics_of_fedavg": self.metrics_of_fedavg,
             "rounds": self.rounds,
             "finished": self.finished,
             "seconds": round(self.seconds, 3),
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
+            "traffic": self.transcript.traffic_rows(),
+            "coverage": self.coverage.as_dict() if self.coverage else None,
             "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,
             "final_difference_to_fedavg": self.final_difference_to_fedavg,
@@ -99,6 +115,7 @@ class RunResult:
             "rounds_failed": [asdict(failed) for failed in self.failed],
             "incidents": [asdict(incident) for incident in self.incidents],
             "privacy": self.privacy.as_dict() if self.privacy else None,
+            "ladder": asdict(self.plan.rung) if self.plan.rung else None,
             "guarantee": self.guarantee.as_dict(),
             "output": str(self.output) if self.output else None,
         }

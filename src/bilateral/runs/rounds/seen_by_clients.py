@@ -14,6 +14,8 @@ from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import Training, relative_difference
 from bilateral.models.coverage import coverage
 from bilateral.models.modes import set_training
+from bilateral.models.scale_graph import traced
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.statistics import collect_batch_statistics
 
 
@@ -33,14 +35,17 @@ class SeenByClients:
         return asdict(self)
 
 
-def seen_by_clients(training: Training, round_index: int, split: Split, loss: str) -> SeenByClients | None:
+def seen_by_clients(training: Training, round_index: int, split: Split, loss: str | Objective) -> SeenByClients | None:
     """Compare what a client would be sent with the model it is made from; predictions are read off as they come.
 
     None where there is nothing to compare: clients are sent the model itself, BatchNorm cannot normalise a single test
     sample by itself, and P2's clients have another network (with transitional layers).
     """
-    graph, message = training.graph, training.disguised(round_index)
-    if message is None or message.parameters.numel() != graph.num_parameters or (graph.statistics and len(split) < 2):
+    message = training.disguised(round_index)
+    if message is None:
+        return None
+    graph = traced(training.layout)
+    if message.parameters.numel() != graph.num_parameters or (graph.statistics and len(split) < 2):
         return None
     seen = copy.deepcopy(training.model)
     values = graph.unflatten(message.parameters)

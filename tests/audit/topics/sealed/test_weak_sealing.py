@@ -11,7 +11,7 @@ from bilateral.protections.sealed.boxes import BoxContent, seal_box
 from bilateral.protocols.share.gates import sealed as comparisons
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training import parties, roles
-from bilateral.protocols.share.training.parties import deal, seed_of_step
+from bilateral.protocols.share.training.parties import as_words, deal, seed_of_step
 
 TRIALS = 18
 CLIENT, SERVER, DEALER = ("curious client", False), ("curious server", True), ("dealer", False)
@@ -45,8 +45,8 @@ def one_seed_for_both(patch):
     def deal_for(self, keys, client, round_index):
         seed = self._randomness.child("round", round_index, client).random_bytes(32)
         step = self._terms.step(client, round_index)
-        content = BoxContent(seed, deal(step, seed, seed))
-        return seed, seal_box(keys, client, round_index, step.digest, content)
+        box = seal_box(keys, client, round_index, step.digest, BoxContent(seed))
+        return seed, box, as_words(deal(step, seed, seed))
 
     patch.setattr(dealing.Dealing, "_deal_for", deal_for)
     # Parties that see it refuse one seed for both; these do not look.
@@ -60,15 +60,15 @@ def one_box_for_all_rounds(patch):
         draws = self._randomness.child("always", client)
         with_server, with_client = draws.random_bytes(32), draws.random_bytes(32)
         step = self._terms.step(client, round_index)
-        content = BoxContent(with_client, deal(step, with_server, with_client))
-        return with_server, seal_box(keys, client, round_index, step.digest, content)
+        box = seal_box(keys, client, round_index, step.digest, BoxContent(with_client))
+        return with_server, box, as_words(deal(step, with_server, with_client))
 
     patch.setattr(dealing.Dealing, "_deal_for", deal_for)
 
 
 def betas_that_are_zero(patch):
     """Signs of comparisons are opened as they are."""
-    by_first, by_second = comparisons._drawn_by_first, comparisons._drawn_by_second
+    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -82,13 +82,13 @@ def betas_that_are_zero(patch):
         own[0] = 0
         return r, own
 
-    patch.setattr(comparisons, "_drawn_by_first", first)
-    patch.setattr(comparisons, "_drawn_by_second", second)
+    patch.setattr(comparisons, "_drawn_whole", first)
+    patch.setattr(comparisons, "_drawn_own", second)
 
 
 def betas_that_are_biased(patch):
     """Seven of eight betas are zero."""
-    by_first, by_second = comparisons._drawn_by_first, comparisons._drawn_by_second
+    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
 
     def thinned(own):
         own = own.clone()
@@ -103,12 +103,12 @@ def betas_that_are_biased(patch):
         r, own = by_second(stream, width)
         return r, thinned(own)
 
-    patch.setattr(comparisons, "_drawn_by_first", first)
-    patch.setattr(comparisons, "_drawn_by_second", second)
+    patch.setattr(comparisons, "_drawn_whole", first)
+    patch.setattr(comparisons, "_drawn_own", second)
 
 
 def corrections_in_the_clear(patch):
-    """The client is dealt e itself, and not a share of it."""
+    """The server is dealt e itself, and not a share of it."""
 
     class Bare(Stream):
         def __init__(self, seed, purpose, number, size):
@@ -131,7 +131,7 @@ def corrections_in_the_clear(patch):
         (one_box_for_all_rounds, (SERVER, CLIENT)),
         (betas_that_are_zero, (SERVER, CLIENT)),
         (betas_that_are_biased, (SERVER, CLIENT)),
-        (corrections_in_the_clear, (CLIENT,)),
+        (corrections_in_the_clear, (SERVER,)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -63,7 +63,7 @@ def dealing(width, seed=0, first=None, second=None):
     """A dealer's work, and both parties' parts of it. `first`, `second`: changes of draws (`Planned`)."""
     streams = [(Planned(seed, "first", first, width), Planned(seed, "second", second, width)) for _ in range(2)]
     sent = sealed.deal(*streams[0], width)
-    return Dealing(width, sealed.first_part(streams[1][0], width), sealed.second_part(streams[1][1], sent, width), sent)
+    return Dealing(width, sealed.drawn_part(streams[1][0], width), sealed.dealt_part(streams[1][1], sent, width), sent)
 
 
 def converse(first, second):

@@ -132,8 +132,8 @@ def test_a_comparison_costs_the_bytes_that_the_docstring_says():
 def times(values, compared, found, seed, shape=None):
     """`values` times the bit of an earlier comparison, by both parties with a dealt product."""
     sent = sealed.deal_bit_product(Planned(seed, "f"), Planned(seed, "s"), found.betas)
-    first = sealed.first_bit_product(Planned(seed, "f"), len(values))
-    parts = first, sealed.second_bit_product(Planned(seed, "s"), sent)
+    first = sealed.drawn_bit_product(Planned(seed, "f"), len(values))
+    parts = first, sealed.dealt_bit_product(Planned(seed, "s"), sent)
     share = uniform_words(values.shape, 17 + seed)
     shares = [x.reshape(shape or x.shape) for x in (share, values - share)]
     results, *_ = converse(*(sealed.times_bit(*three) for three in zip(shares, compared.results, parts, strict=True)))
@@ -182,8 +182,8 @@ def test_the_dealer_goes_on_where_the_parties_go_on():
     sent = [sealed.deal(*streams[0], width) for width in wide]
     for width, parts in zip(wide, sent, strict=True):
         x = anywhere(width.digits, width.count)
-        first = sealed.first_part(streams[1][0], width)
-        second = sealed.second_part(streams[1][1], parts, width)
+        first = sealed.drawn_part(streams[1][0], width)
+        second = sealed.dealt_part(streams[1][1], parts, width)
         betas = sealed.beta_of(*streams[2], width)
         assert torch.equal(betas, first.beta + second.beta)
         share = uniform_words(x.shape, 1)

@@ -226,8 +226,8 @@ def test_masked_factors_are_uniform_whatever_is_multiplied_and_compared(name):
         sent = sealed.deal_bit_product(Planned(seed, "first"), Planned(seed, "second"), found.betas)
         assert_uniform(sent)
         parts = (
-            sealed.first_bit_product(Planned(seed, "first"), COUNT),
-            sealed.second_bit_product(Planned(seed, "second"), sent),
+            sealed.drawn_bit_product(Planned(seed, "first"), COUNT),
+            sealed.dealt_bit_product(Planned(seed, "second"), sent),
         )
         share = uniform_words((COUNT,), seed)
         works = (sealed.times_bit(*three) for three in zip((share, x - share), done.results, parts, strict=True))

@@ -60,8 +60,8 @@ def asked(net, examples, count, reveal="logits", seed=0):
     model = with_limits(terms, model_of(terms, served.layers), examples)
     masks = weight_masks(served.circuit, session)
     weights, dealt = masked_weights(model, masks), deal(terms, masks, with_server, with_client)
-    answering = AnsweringParty(terms, model, with_server, common, own)
-    asking = AskingParty(terms, weights, dealt, with_client, common, first="server", dealer="dealer")
+    answering = AnsweringParty(terms, model, dealt, with_server, common, own, dealer="dealer")
+    asking = AskingParty(terms, weights, with_client, common, first="server")
     return Asked(terms, answering, asking, model, weights, dealt)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from bilateral.errors import DataError, MalformedMessageError, ModelError, NumericalRangeError, UnsupportedLayerError
 from bilateral.protocols.share.circuit.served import compile_served
-from bilateral.protocols.share.serving.parties import AskingParty, plain_answers
+from bilateral.protocols.share.serving.parties import AnsweringParty, AskingParty, plain_answers
 from bilateral.protocols.share.serving.terms import REVEALS, QuestionTerms
 
 ERROR = 2.0**-14
@@ -229,10 +229,10 @@ def changed(parts, change):
 @pytest.mark.parametrize("sender", ["server", "dealer"])
 def test_what_is_malformed_is_refused_by_the_name_of_its_sender(sender, change):
     question = asked(built("mlp")[0], samples(4, 5), 2)
-    weights, dealt = question.weights, question.dealt
-    if sender == "server":
-        weights = changed(weights, change)
-    else:
-        dealt = changed(dealt, change)
     with pytest.raises(MalformedMessageError, match=f"from {sender}"):
-        AskingParty(question.terms, weights, dealt, b"1" * 32, b"2" * 32, first="server", dealer="dealer")
+        if sender == "server":
+            weights = changed(question.weights, change)
+            AskingParty(question.terms, weights, b"1" * 32, b"2" * 32, first="server")
+        else:
+            dealt, seeds = changed(question.dealt, change), (b"1" * 32, b"2" * 32, b"3" * 32)
+            AnsweringParty(question.terms, question.model, dealt, *seeds, dealer="dealer")

@@ -43,7 +43,7 @@ def test_what_is_told_of_an_answer_is_uniform_without_the_share_of_who_asks():
     assert_uniform(question.told_by_server[-1])
 
 
-def test_masked_weights_and_what_is_dealt_are_uniform_to_who_asks():
+def test_masked_weights_are_uniform_to_who_asks_and_what_is_dealt_to_who_answers():
     question = asked(net(0.0), samples(8, 1, 8, 8), BATCH)
     assert_uniform(words(question.weights))
     for dtype in (torch.int64, torch.int32):

@@ -75,14 +75,14 @@ class Step:
     def dealt(self):
         return deal(self.terms, *self.seeds[:2])
 
-    def first(self):
-        return FirstParty(self.terms, self.model, self.seeds[0], self.seeds[2])
-
-    def second(self, weights=None, dealt=None):
-        weights = self.first().masked_weights() if weights is None else weights
+    def first(self, dealt=None):
         dealt = self.dealt() if dealt is None else dealt
+        return FirstParty(self.terms, self.model, dealt, self.seeds[0], self.seeds[2], dealer="dora")
+
+    def second(self, weights=None):
+        weights = self.first().masked_weights() if weights is None else weights
         _, with_dealer, with_first = self.seeds
-        return SecondParty(self.terms, weights, dealt, with_dealer, with_first, first="the server", dealer="dora")
+        return SecondParty(self.terms, weights, with_dealer, with_first, first="the server")
 
     def take(self, *, whatever_comes=False):
         """`whatever_comes`: a step that ends in an error of range has no result, and was heard all the same."""
@@ -209,13 +209,13 @@ def by_gates(walk, *values, number=0, shares=None, limits=None):
     pairs = tuple(seed_of(pair, number) for pair in ("dealer first", "dealer second", "first second"))
     dealer = Dealing(terms, pairs[:2])
     run(walk(dealer, *(torch.empty(value.shape, dtype=torch.int64, device="meta") for value in values)))
-    first = First(terms, FirstModel((), (), (), limits or {}), pairs[0], pairs[2])
-    second = Second(terms, (), dealer.dealt, pairs[1], pairs[2], "dora")
+    first = First(terms, FirstModel((), (), (), limits or {}), dealer.dealt, pairs[0], pairs[2], "dora")
+    second = Second(terms, (), pairs[1], pairs[2])
     if shares is None:
         shares = zip(*(shared(value, place + 10 * number) for place, value in enumerate(values)), strict=True)
     firsts, seconds = shares
     taken = converse(walk(first, *firsts), walk(second, *seconds))
-    second.expect_all_used()
+    first.expect_all_used()
     return taken
 
 

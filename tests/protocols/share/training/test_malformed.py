@@ -35,7 +35,7 @@ WRONG_LISTS = {
 @pytest.mark.parametrize("how", WRONG_LISTS)
 def test_what_was_dealt_wrongly_is_refused_before_the_step_begins(step, how):
     with pytest.raises(MalformedMessageError, match="dora"):
-        step.second(dealt=WRONG_LISTS[how](step.dealt()))
+        step.first(dealt=WRONG_LISTS[how](step.dealt()))
 
 
 @pytest.mark.parametrize("how", WRONG_LISTS)
@@ -113,7 +113,6 @@ def test_one_seed_for_two_pairs_of_parties_and_short_seeds_are_refused(step, see
     with pytest.raises(ProtocolError, match="two different seeds"):
         deal(step.terms, *seeds)
     with pytest.raises(ProtocolError, match="two different seeds"):
-        FirstParty(step.terms, step.model, *seeds)
+        FirstParty(step.terms, step.model, step.dealt(), *seeds, dealer="dora")
     with pytest.raises(ProtocolError, match="two different seeds"):
-        weights, dealt = step.first().masked_weights(), step.dealt()
-        SecondParty(step.terms, weights, dealt, *seeds, first="the server", dealer="dora")
+        SecondParty(step.terms, step.first().masked_weights(), *seeds, first="the server")

@@ -20,25 +20,30 @@ from torch import nn
 from bilateral.errors import DataError, NumericalRangeError
 from bilateral.protocols.share.circuit.description import Add, Circuit, Dense
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
+from bilateral.protocols.share.gates.truncation import logical_shift
+from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.bounds import LEAST_MARGIN, PRODUCT_BITS, Limits, follow, limits_for
 from bilateral.protocols.share.training.following import COMPARED_BITS, LARGEST_WATCHED
 from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
 from bilateral.protocols.share.training.plain import Plain, plain_step
 from bilateral.protocols.share.training.roles import (
-    GROUP,
     NORM_BITS,
-    NUM_SUMS,
     SUM_BITS,
     First,
     FirstModel,
-    group_size,
-    in_groups,
-    signed_sums,
-    signed_sums_by_tensors,
 )
 from bilateral.protocols.share.training.script import run, step
 from bilateral.protocols.share.training.tape import DELTA_BITS
 from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.watching import (
+    GROUP,
+    NUM_SUMS,
+    group_size,
+    groups_of,
+    in_groups,
+    signed_sums,
+    signed_sums_by_tensors,
+)
 
 CLIENTS = 3
 
@@ -48,8 +53,8 @@ CLIENTS = 3
 
 def sums_of(x, number):
     """The random sums of one watched tensor, in the clear (they are linear)."""
-    role = First(tiny_terms(), FirstModel((), (), (), {}), b"a" * 32, b"b" * 32)
-    return role._sums(in_groups(x), number)
+    role = First(tiny_terms(), FirstModel((), (), (), {}), (), b"a" * 32, b"b" * 32, "dora")
+    return role._sums(x, number)
 
 
 ADVERSARIAL = {
@@ -92,6 +97,7 @@ def test_groups_have_every_number_once_and_channels_lie_in_few_of_them(batch, ch
     assert torch.equal(found[found != 0].sort().values, x.reshape(-1))
     length = batch * max(1, pixels)
     assert groups.shape[1] == group_size(channels, length) <= max(GROUP, length)
+    assert groups_of(x)[:2] == tuple(groups.shape)
     for channel in x.transpose(0, 1).reshape(channels, -1):
         met = torch.isin(groups, channel).any(1).sum()
         assert met <= -(-length // GROUP)
@@ -129,11 +135,33 @@ def test_sums_just_at_the_limit_are_not_beyond_it():
         assert int(by_gates(walk, torch.tensor([[number]]), limits={"x": 1000}).first) == beyond
 
 
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 9), st.sampled_from([0, 1, 2, 7, 64, 250, 700]), st.integers(0, 1000))
+def test_compiled_sums_with_random_signs_are_those_of_tensors(batch, channels, pixels, seed):
+    """Of values as they lie in memory, channels of one group and of several, and several channels in one."""
+    x = uniform_words((batch, channels) if pixels == 0 else (batch, channels, pixels), seed)
+    groups = in_groups(x)
+    signs = uniform_words((groups.shape[1],), seed + 5000)
+    assert torch.equal(signed_sums(x, signs), signed_sums_by_tensors(groups, signs))
+
+
 @settings(max_examples=40)
-@given(st.integers(1, 70), st.integers(1, 5), st.integers(0, 1000))
-def test_compiled_sums_with_random_signs_are_those_of_tensors(size, rows, seed):
-    groups, signs = uniform_words((rows, size), seed), uniform_words((size,), seed + 5000)
-    assert torch.equal(signed_sums(groups, signs), signed_sums_by_tensors(groups, signs))
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 9), st.integers(0, 40), st.integers(0, 1000))
+def test_compiled_norms_are_those_of_tensors_and_add_up_to_the_norm(batch, channels, pixels, shift, seed):
+    """t^2 + (2 (t + P) B + B^2) - 2 P B = (t + B)^2, for what the parties take for t once words are cut."""
+    shape = (batch, channels) if pixels == 0 else (batch, channels, pixels)
+    told, blind, mask = (uniform_words(shape, 3 * seed + place) for place in range(3))
+    first, second, dealt = (
+        norms.first_part(told, blind, shift),
+        norms.second_part(told, mask, shift),
+        norms.dealt_part(blind, mask, shift),
+    )
+    assert torch.equal(first, norms.first_by_tensors(told, blind, shift))
+    assert torch.equal(second, norms.second_by_tensors(told, mask, shift))
+    assert torch.equal(dealt, norms.dealt_by_tensors(blind, mask, shift))
+    cut = [logical_shift(words, shift) for words in (told, blind, mask)]
+    whole = (cut[0] - cut[1] + cut[2]).square().transpose(0, 1).reshape(channels, -1).sum(1)
+    assert torch.equal(first + second - 2 * dealt, whole)
 
 
 # Whole steps.

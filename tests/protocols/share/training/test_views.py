@@ -94,17 +94,14 @@ def by_kind(view):
 
 
 def view_of_second(made, taken):
-    """All that the second party gets: masked weights, what was dealt, and what the first told."""
-    names = []
-    for shape, dtype in made.terms.shape_of_step.dealt:
-        names.append(f"dealt {len(shape)} {dtype}")
-    view = [("masked weights", part) for part in made.first().masked_weights()]
-    view += list(zip(names, made.dealt(), strict=True))
-    return [*view, *taken.told[0]]
+    """All that the second party gets: masked weights, and what the first told."""
+    return [*(("masked weights", part) for part in made.first().masked_weights()), *taken.told[0]]
 
 
-def view_of_first(taken):
-    return list(taken.told[1])
+def view_of_first(made, taken):
+    """All that the first party gets: what was dealt, and what the second told."""
+    names = [f"dealt {len(shape)} {dtype}" for shape, dtype in made.terms.shape_of_step.dealt]
+    return [*zip(names, made.dealt(), strict=True), *taken.told[1]]
 
 
 def assert_view_is_uniform(view):
@@ -124,12 +121,12 @@ def assert_view_is_uniform(view):
 def test_everything_that_a_party_sees_is_uniform(name, loss):
     made = made_of(name, loss)
     taken = made.take(whatever_comes=True)
-    first = assert_view_is_uniform(view_of_first(taken))
+    first = assert_view_is_uniform(view_of_first(made, taken))
     second = assert_view_is_uniform(view_of_second(made, taken))
     both = {PACKED, *PLANES, "masked numbers", "masked factors"}
-    assert set(first) == {*both, "a masked value"}
-    assert set(second) >= {*both, "masked weights", "a blinded value"}
-    assert set(second) >= {f"dealt {kind}" for kind in ("1 torch.int64", "2 torch.int64", "4 torch.int32")}
+    assert set(first) >= {*both, "a masked value"}
+    assert set(first) >= {f"dealt {kind}" for kind in ("1 torch.int64", "2 torch.int64", "4 torch.int32")}
+    assert set(second) == {*both, "masked weights", "a blinded value"}
 
 
 @pytest.mark.parametrize("party", ["first", "second"])
@@ -137,7 +134,7 @@ def test_no_two_words_of_a_view_are_equal_but_those_that_are_told_twice(party):
     """A mask that hides two values shows in their difference: no word of 64 bits may come twice."""
     made = made_of("all zero")
     taken = made.take(whatever_comes=True)
-    view = view_of_first(taken) if party == "first" else view_of_second(made, taken)
+    view = view_of_first(made, taken) if party == "first" else view_of_second(made, taken)
     words = torch.cat([part.reshape(-1) for name, part in view if part.dtype == torch.int64 and name != COUNT])
     assert len(words) > 20_000
     assert len(words.unique()) == len(words)
@@ -182,7 +179,7 @@ def streams(made):
 
 
 def corrections(made):
-    """The second party's parts of e, a layer each: the last things that it is dealt of a gradient."""
+    """The first party's parts of e, a layer each: the last things that it is dealt of a gradient."""
     pairs = zip(made.terms.linear_steps, made.terms.linear_sources, strict=True)
     wanted = [linear.weight_shape(source) for linear, source in pairs]
     dry = Dealing(made.terms, None)
@@ -201,10 +198,10 @@ def corrections(made):
     return found
 
 
-def solved_for_blind(made, layer, correction):
-    """What the equations that the second party could set up leave over, for the true P and P'.
+def solved_for_masks(made, layer, correction):
+    """What the equations that the first party could set up leave over, for the true B and B'.
 
-    It knows B and B', and e = P' (x) B + B' (x) P is linear in the blinds of what it hears. If what it was dealt is e,
+    It knows P and P', and e = P' (x) B + B' (x) P is linear in the masks of what it hears. If what it was dealt is e,
     they fit exactly, and solving for them gives them away.
     """
     first, second = streams(made)
@@ -216,17 +213,17 @@ def solved_for_blind(made, layer, correction):
     return correction - weight_gradient(linear, delta_blind, mask) - weight_gradient(linear, delta_mask, blind)
 
 
-def test_the_correction_of_a_gradient_is_dealt_as_a_share_that_is_uniform_given_all_that_second_knows():
+def test_the_correction_of_a_gradient_is_dealt_as_a_share_that_is_uniform_given_all_that_first_knows():
     """Over many steps: what is left of it after the true masks is uniform, so that no equation holds for them."""
     left = []
     for number in range(3):
         made = layer_step(number)
-        left += [solved_for_blind(made, layer, part).reshape(-1) for layer, part in enumerate(corrections(made))]
+        left += [solved_for_masks(made, layer, part).reshape(-1) for layer, part in enumerate(corrections(made))]
     assert_uniform(torch.cat(left))
 
 
-def test_solving_a_correction_that_is_dealt_in_the_clear_gives_the_blinds(monkeypatch):
-    """Sabotage: without the first party's stream the second has e, and with it the first party's values."""
+def test_solving_a_correction_that_is_dealt_in_the_clear_gives_the_masks(monkeypatch):
+    """Sabotage: without the second party's stream the first has e, and with it the second party's values."""
     original = Dealing._streams
 
     class Nothing:
@@ -241,7 +238,7 @@ def test_solving_a_correction_that_is_dealt_in_the_clear_gives_the_blinds(monkey
     monkeypatch.setattr(Dealing, "_streams", streams_without_share)
     made = layer_step()
     for layer, part in enumerate(corrections(made)):
-        assert not solved_for_blind(made, layer, part).any()
+        assert not solved_for_masks(made, layer, part).any()
 
 
 def told_by_first(made):
@@ -252,17 +249,17 @@ def told_by_first(made):
 
 
 def test_blinded_values_are_independent_of_all_that_second_knows():
-    """t + P with its masks B, with what it was dealt, and with what it told: sums and differences are uniform."""
+    """t + P with its masks B and with its parts of what was dealt: sums and differences are uniform."""
     made = layer_step()
     _, pairs = told_by_first(made)
     _, second = streams(made)
-    dealt = torch.cat([part.reshape(-1) for part in made.dealt() if part.dtype == torch.int64])
     for layer, (value, delta) in enumerate(pairs):
         source = made.terms.source_values[layer]
         known = [
             second("value mask", source, *value.shape).reshape(-1),
             second("delta mask", layer, *delta.shape).reshape(-1),
-            *(dealt[start : start + value.numel()] for start in range(0, len(dealt) - value.numel(), 1 << 13)),
+            *(second("linear", number, *value.shape).reshape(-1) for number in range(3)),
+            *(second("gate", number, *value.shape).reshape(-1) for number in range(2)),
         ]
         for words in known:
             assert not correlated(value.reshape(-1), words)
@@ -271,7 +268,7 @@ def test_blinded_values_are_independent_of_all_that_second_knows():
 
 
 def test_masked_values_are_independent_of_all_that_first_knows():
-    """x - B with weights' masks A, with its blinds P and with its shares of the dealer's products."""
+    """x - B with weights' masks A, with its blinds P and with all that it was dealt."""
     made = layer_step()
     taken = made.take(whatever_comes=True)
     first, _ = streams(made)
@@ -279,7 +276,8 @@ def test_masked_values_are_independent_of_all_that_first_knows():
     assert len(masked) == 4
     known = [first("weights", layer, WIDE, WIDE).reshape(-1) for layer in range(2)]
     known += [first("value blind", source, BATCH, WIDE).reshape(-1) for source in (0, 2)]
-    known += [first("linear", number, BATCH, WIDE).reshape(-1) for number in range(3)]
+    dealt = torch.cat([part.reshape(-1) for part in made.dealt() if part.dtype == torch.int64])
+    known += [dealt[start : start + BATCH * WIDE] for start in range(0, len(dealt) - BATCH * WIDE, 1 << 13)]
     for part in masked:
         for words in known:
             assert not correlated(part, words)
@@ -288,19 +286,31 @@ def test_masked_values_are_independent_of_all_that_first_knows():
             assert not correlated(masked[a], masked[b])
 
 
-def test_masked_weights_are_independent_of_what_second_was_dealt():
-    """It multiplies (W + A) by its own mask B, and was dealt A B less a share."""
+def test_masked_weights_are_independent_of_what_second_draws():
+    """It multiplies (W + A) by its own mask B, and draws its share of A B itself."""
     made = layer_step()
     weights = made.first().masked_weights()
     _, second = streams(made)
-    products = [part for part in made.dealt() if tuple(part.shape) == (BATCH, WIDE) and part.dtype == torch.int64]
     mask = second("value mask", 0, BATCH, WIDE)
     mine = linear_map(made.terms.linear_steps[0], weights[0])(mask)
-    for product in products:
-        assert not correlated(mine.reshape(-1), product.reshape(-1))
+    for number in range(3):
+        assert not correlated(mine.reshape(-1), second("linear", number, BATCH, WIDE).reshape(-1))
     for weight in weights:
         if weight.numel() >= 512:
             assert_uniform(weight)
+
+
+def test_a_product_of_masks_is_dealt_as_a_share_that_is_uniform_given_all_that_first_knows():
+    """It knows A: of A B itself it could solve for B, and with it for the second party's values."""
+    made = layer_step()
+    first, _ = streams(made)
+    mask = first("weights", 0, WIDE, WIDE)
+    products = [part for part in made.dealt() if tuple(part.shape) == (BATCH, WIDE) and part.dtype == torch.int64]
+    assert products
+    for product in products:
+        assert_uniform(product)
+        assert not correlated(product.reshape(-1), mask.reshape(-1))
+        assert_uniform(linear_map(made.terms.linear_steps[0], mask)(product))
 
 
 def test_parts_of_the_gradient_are_uniform_each_alone():
@@ -413,7 +423,7 @@ def test_a_simulator_that_knows_the_terms_alone_makes_a_view_that_cannot_be_told
     made, other = made_of(name, loss), made_of("any", loss, number=5)
     taken, of_other = made.take(whatever_comes=True), other.take(whatever_comes=True)
     for real, shapes in (
-        (view_of_first(taken), view_of_first(of_other)),
+        (view_of_first(made, taken), view_of_first(other, of_other)),
         (view_of_second(made, taken), view_of_second(other, of_other)),
     ):
         public = [(name, words.shape, words.dtype) for name, words in shapes]
@@ -451,7 +461,7 @@ def test_no_stream_is_read_twice_for_two_purposes(monkeypatch):
 
     monkeypatch.setattr(roles, "Stream", Noting)
     made = made_of("any")
-    first, second = made.first(), made.second(made.first().masked_weights(), made.dealt())
+    first, second = made.first(), made.second(made.first().masked_weights())
     opened.clear()
     converse(first.work(), second.work(made.inputs, made.targets))
     dealer = seed_of_step(made.terms, made.seeds[0]), seed_of_step(made.terms, made.seeds[1])
@@ -560,7 +570,8 @@ def test_a_missing_mask_is_found(monkeypatch):
     """The second party tells its inputs as they are: its share is all of them."""
     monkeypatch.setattr(Second, "_mask", lambda self, purpose, number, shape: torch.zeros(shape, dtype=torch.int64))
     with pytest.raises(AssertionError):
-        assert_view_is_uniform(view_of_first(layer_step().take(whatever_comes=True)))
+        step_without = layer_step()
+        assert_view_is_uniform(view_of_first(step_without, step_without.take(whatever_comes=True)))
 
 
 def test_masks_of_values_that_are_used_twice_are_found(monkeypatch):
@@ -583,7 +594,7 @@ def test_masks_of_gates_that_are_used_twice_are_found(monkeypatch):
 @pytest.mark.parametrize("numbers", [lambda drawn: drawn & 0, lambda drawn: drawn & (drawn >> 1)])
 def test_a_biased_beta_is_found(monkeypatch, numbers):
     """The bit that hides the sign is zero, or more often zero than one, in both parties' parts."""
-    by_first, by_second = sealed._drawn_by_first, sealed._drawn_by_second
+    by_first, by_second = sealed._drawn_whole, sealed._drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -600,8 +611,8 @@ def test_a_biased_beta_is_found(monkeypatch, numbers):
         return torch.cat([words for name, words in opened_in(taken) if name == "masked signs"])
 
     assert_uniform(opened_signs())
-    monkeypatch.setattr(sealed, "_drawn_by_first", first)
-    monkeypatch.setattr(sealed, "_drawn_by_second", second)
+    monkeypatch.setattr(sealed, "_drawn_whole", first)
+    monkeypatch.setattr(sealed, "_drawn_own", second)
     with pytest.raises(AssertionError):
         assert_uniform(opened_signs())
 
@@ -610,7 +621,7 @@ def test_a_seed_in_common_with_the_dealer_would_tell_it_what_is_dropped():
     """Why the two parties have a seed of their own: it is another one than those that the dealer has, and checked."""
     made = made_of("any")
     with pytest.raises(ProtocolError, match="two different seeds"):
-        FirstParty(made.terms, made.model, made.seeds[0], made.seeds[0])
+        FirstParty(made.terms, made.model, made.dealt(), made.seeds[0], made.seeds[0], dealer="dora")
     dealt = made.dealt()
     made_again = replace(made, number=0)
     assert all(torch.equal(a, b) for a, b in zip(dealt, made_again.dealt(), strict=True))
@@ -631,8 +642,8 @@ def test_a_seed_in_common_with_the_dealer_would_tell_it_what_is_dropped():
 def test_what_dropout_keeps_is_unknown_to_the_first_party():
     """Whoever has a sum over few samples and knows who was dropped tells the samples apart."""
     made = step_of(nn.Sequential(nn.Linear(4, 3)), (4,), "ce", 3)
-    first = roles.First(made.terms, made.model, b"a" * 32, b"b" * 32)
+    first = roles.First(made.terms, made.model, (), b"a" * 32, b"b" * 32, "dealer")
     assert not first.kept(4, (3, 8), 1 << 19).any()
-    second = roles.Second(made.terms, (), (), b"c" * 32, b"b" * 32, "dealer")
-    other = roles.Second(made.terms, (), (), b"d" * 32, b"b" * 32, "dealer")
+    second = roles.Second(made.terms, (), b"c" * 32, b"b" * 32)
+    other = roles.Second(made.terms, (), b"d" * 32, b"b" * 32)
     assert not torch.equal(second.kept(4, (64, 64), 1 << 19), other.kept(4, (64, 64), 1 << 19))

@@ -73,7 +73,7 @@ class Cast:
             exchange,
             self._run_id,
             self.names,
-            around.mask_settings,
+            self._sides.mask_settings(around.mask_settings),
             self._sides.shape,
             round_index,
             model,

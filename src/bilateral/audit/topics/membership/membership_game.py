@@ -115,7 +115,7 @@ class Dealt:
 def make_game(context: Context) -> Game:
     """The game for a plan, with canaries if natural samples are not memorised."""
     federation = context.federation()
-    chosen = context.effort.memorising[federation.problem.loss]
+    chosen = context.effort.memorising[federation.problem.plain_loss]
     plan = audit_sized(context.plan, chosen)
     names = _players(plan, federation)
     drawn = context.randomness("membership", "deal")
@@ -159,7 +159,7 @@ def public_facts(game: Game) -> Facts:
             parameter.zero_()
     return Facts(
         game.plan.with_settings({"seed": HIDDEN_SEED}),
-        problem.loss,
+        problem.plain_loss,
         problem.input_shape,
         problem.num_outputs,
         game.names,

@@ -133,7 +133,7 @@ def _prepare(context: Context, federation: Federation) -> _Game:
 def _learns(plan: RunPlan, federation: Federation, rounds: int) -> bool:
     """Whether so few rounds are enough to learn something, which plain FedSGD tells for the price of a fraction."""
     control = record(undefended(plan).with_settings({"training.rounds": rounds}), federation, keep=())
-    found = evaluate(control.model.eval(), federation.test_data, federation.problem.loss)
+    found = evaluate(control.model.eval(), federation.test_data, federation.problem.objective)
     return found["test_accuracy"] >= LEARNED
 
 

@@ -101,7 +101,7 @@ class FirstParty:
         if self._style.is_judged:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._model.circuit.value_bits, fraction_bits)
-        part = sealed.first_part(self._comparison, width)
+        part = sealed.drawn_part(self._comparison, width)
         return (yield from sealed.positive_part(x, part, width, is_first=True))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:

@@ -174,7 +174,7 @@ class SecondParty:
         if self._style.is_judged:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._circuit.value_bits, fraction_bits)
-        part = sealed.second_part(self._comparison, self._tables.pop(), width)
+        part = sealed.dealt_part(self._comparison, self._tables.pop(), width)
         return (yield from sealed.positive_part(x, part, width, is_first=False))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:

@@ -3,7 +3,9 @@
 x is shared modulo 2^64 between the first and the second party, |x| < 2^k, k = 4 D. Before x is there, the dealer draws
 for each element a mask r = r0 + r1 and a bit beta, and deals xor shares of a thermometer of each of r's D lowest digits
 of four bits, [digit > v] for v = 0 to 14; of r's bit k; of masks and products of bits for step 3; and additive shares
-of beta and of r beta. The first party's part comes from its seed with the dealer, the second's is sent to it.
+of beta and of r beta. One party's part comes from its seed with the dealer alone (`drawn_part`); what is left is sent
+to the other (`dealt_part`). Which of the two it is matters to nobody but whoever carries messages: in prediction the
+second party is dealt to, in training the first.
 
 1. Both open y = x + r: each tells x_i + r_i.
 2. x >= 0 unless y - r has bit k, which is y_k xor r_k xor [y mod 2^k < r mod 2^k]. y is known to both, so for each
@@ -41,7 +43,7 @@ from bilateral.protocols.share.gates.talk import Hear, Tell, Work
 from bilateral.protocols.share.ring.streams import Stream
 
 _SELECTION_WORDS: Final = 2
-"""Dealt for each element: the second party's shares of beta and of r beta."""
+"""Dealt for each element: shares of beta and of r beta."""
 
 
 @dataclass(frozen=True)
@@ -97,39 +99,42 @@ class Correlation:
     r_beta: Tensor
 
 
-def first_part(with_dealer: Stream, width: Width) -> Correlation:
-    """The first party's, all from its seed with the dealer."""
-    return _correlation(width, *_drawn_by_first(with_dealer, width))
+def drawn_part(with_dealer: Stream, width: Width) -> Correlation:
+    """Of the party that is sent nothing: all from its seed with the dealer."""
+    return _correlation(width, *_drawn_whole(with_dealer, width))
 
 
-def second_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
-    """The second party's, from its seed with the dealer and from what was dealt."""
-    r, own = _drawn_by_second(with_dealer, width)
+def dealt_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
+    """Of the other party, from its seed with the dealer and from what was dealt."""
+    r, own = _drawn_own(with_dealer, width)
     return _correlation(width, r, dealt[0], own, dealt[1])
 
 
-def deal(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor]:
-    """The dealer: what the second party is sent (`Width.dealt_shapes`), uniform to it whatever r and beta are."""
-    bits, words, _ = deal_and_keep(with_first, with_second, width)
+def deal(with_drawing: Stream, with_dealt: Stream, width: Width) -> tuple[Tensor, Tensor]:
+    """The dealer: what one party is sent (`Width.dealt_shapes`), uniform to it whatever r and beta are.
+
+    The streams are those with the party that draws its part, and with the one that is sent the rest.
+    """
+    bits, words, _ = deal_and_keep(with_drawing, with_dealt, width)
     return bits, words
 
 
-def deal_and_keep(with_first: Stream, with_second: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor]:
+def deal_and_keep(with_drawing: Stream, with_dealt: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor]:
     """`deal`, and the plane of the betas, for products with the bit that are dealt later (`deal_bit_product`)."""
-    r, bits, firsts, selection = _drawn_by_first(with_first, width)
-    r_second, seconds = _drawn_by_second(with_second, width)
-    r += r_second
-    own = firsts ^ seconds
+    r, bits, drawn, selection = _drawn_whole(with_drawing, width)
+    r_other, others = _drawn_own(with_dealt, width)
+    r += r_other
+    own = drawn ^ others
     r_planes, tables = planes.to_planes(r, width.sign_bit + 1), width.num_tables
-    # In place: what the first party draws for itself becomes what is left for the second.
+    # In place: what one party draws for itself becomes what is left for the other.
     planes.thermometers(r_planes, bits[:tables], out=bits[:tables])
     bits[tables] ^= r_planes[width.sign_bit]
     bits[tables + 1 :] ^= _true_products(width, own[1:])
     return bits, planes.deal_selection(own[0], r, *selection), own[0]
 
 
-def _drawn_by_first(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """r; planes in the places of those that are dealt to the second party; its own bit and masks; the selection."""
+def _drawn_whole(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """r; planes in the places of those that are dealt to the other party; its own bit and masks; the selection."""
     count, words, num_dealt = width.count, width.words, width.dealt_shapes[0][0]
     num_planes = num_dealt + 1 + width.num_masks
     drawn = stream.words((1 + _SELECTION_WORDS) * count + num_planes * words)
@@ -138,7 +143,7 @@ def _drawn_by_first(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tenso
     return r, bits[:num_dealt], bits[num_dealt:], selection
 
 
-def _drawn_by_second(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
+def _drawn_own(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
     """r; its own bit and masks."""
     drawn = stream.words(width.count + (1 + width.num_masks) * width.words)
     return drawn[: width.count], drawn[width.count :].view(-1, width.words)
@@ -219,24 +224,24 @@ class BitProduct:
     s_beta: Tensor
 
 
-def first_bit_product(with_dealer: Stream, count: int) -> BitProduct:
+def drawn_bit_product(with_dealer: Stream, count: int) -> BitProduct:
     return BitProduct(with_dealer.words(count), with_dealer.words(count))
 
 
-def second_bit_product(with_dealer: Stream, dealt: Tensor) -> BitProduct:
+def dealt_bit_product(with_dealer: Stream, dealt: Tensor) -> BitProduct:
     return BitProduct(with_dealer.words(len(dealt)), dealt)
 
 
-def deal_bit_product(with_first: Stream, with_second: Stream, beta: Tensor) -> Tensor:
-    """The dealer, who knows the comparison's beta (`beta_of`): the second party's share of s beta."""
-    first = first_bit_product(with_first, len(beta))
-    return (first.s + with_second.words(len(beta))) * beta - first.s_beta
+def deal_bit_product(with_drawing: Stream, with_dealt: Stream, beta: Tensor) -> Tensor:
+    """The dealer, who knows the comparison's beta (`beta_of`): the share of s beta that is left."""
+    drawn = drawn_bit_product(with_drawing, len(beta))
+    return (drawn.s + with_dealt.words(len(beta))) * beta - drawn.s_beta
 
 
-def beta_of(with_first: Stream, with_second: Stream, width: Width) -> Tensor:
+def beta_of(with_drawing: Stream, with_dealt: Stream, width: Width) -> Tensor:
     """The dealer: the betas of a comparison, from streams that stand where its dealing began."""
-    _, _, own, _ = _drawn_by_first(with_first, width)
-    return planes.spread(own[0] ^ _drawn_by_second(with_second, width)[1][0], width.count)
+    _, _, own, _ = _drawn_whole(with_drawing, width)
+    return planes.spread(own[0] ^ _drawn_own(with_dealt, width)[1][0], width.count)
 
 
 def times_bit(value: Tensor, compared: Compared, own: BitProduct) -> Work[Tensor]:

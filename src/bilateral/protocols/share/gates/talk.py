@@ -9,7 +9,7 @@ party holds everything that it can say before it must listen, and rounds are as 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -20,6 +20,8 @@ from bilateral.errors import MalformedMessageError
 from bilateral.protocols.share.gates.expected import expect_tensor
 
 T = TypeVar("T")
+_EARLY_BYTES: Final = 1 << 15
+"""So much is worth a message of its own, so that the other can begin with it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,10 +52,20 @@ _NOTHING: Final[Any] = object()
 
 
 class Speaker(Generic[T]):
-    """One party's work on one batch. `other` is named in errors."""
+    """One party's work on one batch. `other` is named in errors.
 
-    def __init__(self, work: Work[T], other: str, device: torch.device | None = None) -> None:
-        self._work, self._other, self._device = work, other, device
+    `early`: where messages can leave at any time, called with what was told as soon as that is much, and not only when
+    this party must listen.
+    """
+
+    def __init__(
+        self,
+        work: Work[T],
+        other: str,
+        device: torch.device | None = None,
+        early: Callable[[tuple[Tensor, ...]], None] | None = None,
+    ) -> None:
+        self._work, self._other, self._device, self._early = work, other, device, early
         self._heard: deque[Tensor] = deque()
         self._told: list[Tensor] = []
         self._waits_for: Hear | Judge | None = None
@@ -115,13 +127,18 @@ class Speaker(Generic[T]):
             expect_tensor(self._other, wanted.name, part, wanted.shape, torch.int64)
             self._step(part.to(self._device) if self._device else part)
 
+    def _tell(self, part: Tensor) -> None:
+        self._told.append(part)
+        if self._early is not None and sum(told.nbytes for told in self._told) >= _EARLY_BYTES:
+            self._early(self.take_told())
+
     def _step(self, answer: Any) -> None:
         """To the next thing that the work waits for."""
         self._waits_for = None
         try:
             wanted = self._work.send(answer)
             while isinstance(wanted, Tell):
-                self._told.append(wanted.part.cpu())
+                self._tell(wanted.part.cpu())
                 wanted = self._work.send(None)
         except StopIteration as end:
             self._result = end.value

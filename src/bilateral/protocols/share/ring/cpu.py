@@ -64,8 +64,8 @@ def _flat_words(packed: Tensor) -> kernels.Words:
 
 def _kind(kernel: Kernel, bits: int) -> int:
     """Of tiles, for weights of so many bits."""
-    if bits <= NARROW_BITS:
-        return kernels.NARROW  # with AVX-512 too: wide tiles are no faster (measured)
+    if bits <= NARROW_BITS and not (kernel == "avx512" and cpu_features.multiplies_words_at_once()):
+        return kernels.NARROW  # with Intel's AVX-512 too: wide tiles are no faster there (measured)
     return kernels.FULL if kernel == "vector" else kernels.WIDE
 
 

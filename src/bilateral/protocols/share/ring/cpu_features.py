@@ -67,6 +67,14 @@ def supports(kernel: Kernel) -> bool:
         return kernel == "vector"
 
 
+def multiplies_words_at_once() -> bool:
+    """Whether a product of 64-bit words in vectors (vpmullq) is one step, as AMD has it, and not three of them.
+
+    By a feature that AMD's processors have and Intel's have not; it decides what is faster and nothing else.
+    """
+    return supports("avx512") and "sse4a" in compiled_features()
+
+
 def choose(asked: str | None = None) -> Kernel:
     """The fastest that this process can run, or the one `asked` for: by argument, or by `BILATERAL_RING_KERNEL`."""
     asked = asked or os.environ.get(VARIABLE) or AUTO

@@ -11,6 +11,7 @@ because a mask that hides two values hides neither.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -66,6 +67,11 @@ class SessionAgreement:
         )
 
 
+def stream_key(seed: bytes, label: bytes) -> bytes:
+    """HKDF-Expand with SHA-256, of one block (RFC 5869): there are hundreds of streams in a step."""
+    return hmac.digest(seed, label + b"\x01", "sha256")[:_KEY_BYTES]
+
+
 class Stream:
     """Uniform ring elements, one after the other."""
 
@@ -73,7 +79,7 @@ class Stream:
         self, seed: bytes, purpose: Purpose, batch_index: int, batch_size: int, device: torch.device | None = None
     ) -> None:
         label = injective("bilateral share stream v1", purpose, batch_index, batch_size)
-        key = HKDFExpand(SHA256(), _KEY_BYTES, label).derive(seed)
+        key = stream_key(seed, label)
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
         self.device = device or torch.device("cpu")
 

@@ -29,6 +29,7 @@ from bilateral.protocols.share.serving.roles import (
 from bilateral.protocols.share.serving.script import answer_all, question
 from bilateral.protocols.share.serving.terms import QuestionTerms
 from bilateral.protocols.share.training.bounds import limits_for
+from bilateral.protocols.share.training.parties import expect_dealt
 from bilateral.protocols.share.training.roles import FirstModel
 
 LEAST_MARGIN: Final = 6.0
@@ -68,7 +69,7 @@ def plain_answers(terms: QuestionTerms, model: FirstModel, inputs: Tensor) -> tu
 
 
 def deal(terms: QuestionTerms, masks: Sequence[Tensor], with_first: bytes, with_second: bytes) -> tuple[Tensor, ...]:
-    """The dealer: all that the asking party is sent, uniform to it. `masks`: of the session (`weight_masks`)."""
+    """The dealer: all that the answering party is sent, uniform to it. `masks`: of the session (`weight_masks`)."""
     dealer = DealingAnswers(terms, (with_first, with_second), masks)
     answer_all(question(dealer, terms, None))
     return tuple(dealer.dealt)
@@ -85,46 +86,43 @@ def masked_weights(model: FirstModel, masks: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 class AnsweringParty:
-    """`own`: a seed that nobody else knows; `with_second` is unknown to the dealer."""
-
-    def __init__(
-        self, terms: QuestionTerms, model: FirstModel, with_dealer: bytes, with_second: bytes, own: bytes
-    ) -> None:
-        self._terms = terms
-        self._role = Answering(terms, model, with_dealer, with_second, own)
-
-    def work(self) -> Work[Tensor]:
-        """It learns nothing; the result is zeros."""
-        found: Tensor = yield from question(self._role, self._terms, None)
-        return found
-
-
-class AskingParty:
-    """`first` and `dealer` are named in errors; what they sent is checked here."""
+    """`own`: a seed that nobody else knows; `with_second` is unknown to the dealer, who is named in errors."""
 
     def __init__(
         self,
         terms: QuestionTerms,
-        weights: Sequence[Tensor],
+        model: FirstModel,
         dealt: Sequence[Tensor],
         with_dealer: bytes,
-        with_first: bytes,
+        with_second: bytes,
+        own: bytes,
         *,
-        first: str,
         dealer: str,
     ) -> None:
-        expect_weights(terms.circuit, weights, first)
-        expected = terms.shape_of_step.dealt
-        expect_count(dealer, "dealt parts", len(dealt), len(expected))
-        for part, (shape, dtype) in zip(dealt, expected, strict=True):
-            expect_tensor(dealer, "dealt parts", part, shape, dtype)
+        expect_dealt(terms, dealt, dealer)
         self._terms = terms
-        self._role = Asking(terms, weights, dealt, with_dealer, with_first, dealer)
+        self._role = Answering(terms, model, dealt, with_dealer, with_second, own, dealer)
+
+    def work(self) -> Work[Tensor]:
+        """It learns nothing; the result is zeros."""
+        found: Tensor = yield from question(self._role, self._terms, None)
+        self._role.expect_all_used()
+        return found
+
+
+class AskingParty:
+    """`first` is named in errors; what it sent is checked here."""
+
+    def __init__(
+        self, terms: QuestionTerms, weights: Sequence[Tensor], with_dealer: bytes, with_first: bytes, *, first: str
+    ) -> None:
+        expect_weights(terms.circuit, weights, first)
+        self._terms = terms
+        self._role = Asking(terms, weights, with_dealer, with_first)
 
     def work(self, inputs: Tensor) -> Work[Tensor]:
         """The answers: float64 outputs, or classes (int64)."""
         words = yield from question(self._role, self._terms, encode_inputs(self._terms, inputs))
-        self._role.expect_all_used()
         return decode_answers(self._terms, words)
 
 

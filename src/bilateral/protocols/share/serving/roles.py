@@ -8,7 +8,7 @@ roundings of layers before, whose coins it knows), and says nothing else.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training.plain import Plain
-from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second, in_groups
+from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second
 from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.watching import in_groups
 
 
 class Revealing(Role):
@@ -41,13 +42,22 @@ class Revealing(Role):
 class Answering(First, Revealing):
     """The party with the weights. `own`: a seed that nobody else knows."""
 
-    def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_other: bytes, own: bytes) -> None:
-        super().__init__(terms, model, with_dealer, with_other)
+    def __init__(
+        self,
+        terms: StepTerms,
+        model: FirstModel,
+        dealt: Iterable[Tensor],
+        with_dealer: bytes,
+        with_other: bytes,
+        own: bytes,
+        dealer: str,
+    ) -> None:
+        super().__init__(terms, model, dealt, with_dealer, with_other, dealer)
         self._own = own
 
     def apply_whole(self, layer: int, masked: Masked) -> Gate:
         y = self._model.maps[layer](masked.part)
-        y -= self._stream("linear", 2 * layer).words(*y.shape)
+        y -= self._take("a share of a product of masks", tuple(y.shape))
         return y + spread_bias(self._model.layers[layer].bias, self.terms.linear_steps[layer])
         yield
 
@@ -63,7 +73,7 @@ class Asking(Second, Revealing):
     def apply_whole(self, layer: int, masked: Masked) -> Gate:
         done = self._products.pop((layer, False), None)
         y = self._product(layer, masked.part) if done is None else done
-        return y - self._take("a share of a product of masks", tuple(y.shape))
+        return y - self._stream("linear", 2 * layer).words(*y.shape)
         yield
 
     def tell_second(self, x: Tensor, noise_bits: int) -> Gate:
@@ -87,7 +97,7 @@ class DealingAnswers(Dealing, Revealing):
             self._deal(torch.empty(shape, dtype=torch.int64, device="meta"))
         else:
             product = self._product_of_masks(layer, masked.part)
-            self._deal(product - self._streams("linear", 2 * layer)[0].words(*shape))
+            self._deal(product - self._streams("linear", 2 * layer)[1].words(*shape))
         return torch.empty(shape, dtype=torch.int64, device="meta")
         yield
 

@@ -26,9 +26,10 @@ from bilateral.protocols.share.circuit.description import (
     Value,
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
-from bilateral.protocols.share.training.roles import GROUP, NORM_BITS, SUM_BITS
+from bilateral.protocols.share.training.roles import NORM_BITS, SUM_BITS
 from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST, SPREAD_BITS
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
+from bilateral.protocols.share.training.watching import GROUP
 
 PRODUCT_BITS: Final = 62
 """Truncation is exact below this; the sum of all gradients has a bit more."""

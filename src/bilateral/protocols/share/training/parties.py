@@ -45,7 +45,7 @@ def _seeds_of_step(terms: StepTerms, *seeds: bytes) -> list[bytes]:
 
 
 def deal(terms: StepTerms, with_first: bytes, with_second: bytes) -> tuple[Tensor, ...]:
-    """The dealer: all that the second party is sent, uniform to it. Seeds: what it has in common with each of them."""
+    """The dealer: all that the first party is sent, uniform to it. Seeds: what it has in common with each of them."""
     first, second = _seeds_of_step(terms, with_first, with_second)
     dealer = Dealing(terms, (first, second))
     run(step(dealer, None, None))
@@ -53,10 +53,20 @@ def deal(terms: StepTerms, with_first: bytes, with_second: bytes) -> tuple[Tenso
 
 
 class FirstParty:
-    """The server's half of one client's step. `with_second` is unknown to the dealer."""
+    """The server's half of one client's step. `with_second` is unknown to the dealer, who is named in errors."""
 
-    def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_second: bytes) -> None:
-        self._terms, self._model = terms, model
+    def __init__(
+        self,
+        terms: StepTerms,
+        model: FirstModel,
+        dealt: Sequence[Tensor],
+        with_dealer: bytes,
+        with_second: bytes,
+        *,
+        dealer: str,
+    ) -> None:
+        expect_dealt(terms, dealt, dealer)
+        self._terms, self._model, self._dealt, self._dealer = terms, model, dealt, dealer
         dealer_seed, second_seed = _seeds_of_step(terms, with_dealer, with_second)
         self._seeds = dealer_seed, second_seed
 
@@ -69,34 +79,60 @@ class FirstParty:
 
     def work(self) -> Work[Tensor]:
         """The step; its part of the gradient."""
-        found: Tensor = yield from step(First(self._terms, self._model, *self._seeds), None, None)
+        role = First(self._terms, self._model, self._dealt, *self._seeds, self._dealer)
+        found: Tensor = yield from step(role, None, None)
+        role.expect_all_used()
         return found
 
 
+def expect_dealt(terms: StepTerms, dealt: Sequence[Tensor], dealer: str) -> None:
+    """Refuse what was not dealt for a step of these terms."""
+    expected = terms.shape_of_step.dealt
+    expect_count(dealer, "dealt parts", len(dealt), len(expected))
+    for part, (shape, dtype) in zip(dealt, expected, strict=True):
+        expect_tensor(dealer, "dealt parts", part, shape, dtype)
+
+
+def as_words(dealt: Sequence[Tensor]) -> Tensor:
+    """All that is dealt for a step as one list of words, which is how it travels among those of other steps."""
+    return torch.cat([_whole_words(part) for part in dealt])
+
+
+def _whole_words(part: Tensor) -> Tensor:
+    flat = part.reshape(-1)
+    return flat if flat.dtype == torch.int64 else F.pad(flat, (0, flat.numel() % 2)).view(torch.int64)
+
+
+def from_words(terms: StepTerms, words: Tensor, dealer: str) -> tuple[Tensor, ...]:
+    """The inverse; refused where it is not of a step of these terms. The parts share the memory of `words`."""
+    shapes = terms.shape_of_step.dealt
+    sizes = [-(-torch.Size(shape).numel() * dtype.itemsize // 8) for shape, dtype in shapes]
+    expect_tensor(dealer, "dealt words", words, (sum(sizes),), torch.int64)
+    parts = words.split(sizes)
+    return tuple(
+        part.view(dtype)[: torch.Size(shape).numel()].reshape(shape)
+        for part, (shape, dtype) in zip(parts, shapes, strict=True)
+    )
+
+
 class SecondParty:
-    """The client's half of one step. `first` and `dealer` are named in errors; what they sent is checked here."""
+    """The client's half of one step. `first` is named in errors; what it sent is checked here."""
 
     def __init__(
         self,
         terms: StepTerms,
         masked_weights: Sequence[Tensor],
-        dealt: Sequence[Tensor],
         with_dealer: bytes,
         with_first: bytes,
         *,
         first: str,
-        dealer: str,
     ) -> None:
         expect_count(first, "masked weights", len(masked_weights), len(terms.linear_steps))
         for layer, source, weight in zip(terms.linear_steps, terms.linear_sources, masked_weights, strict=True):
             expect_tensor(first, "masked weights", weight, layer.weight_shape(source), torch.int64)
-        expected = terms.shape_of_step.dealt
-        expect_count(dealer, "dealt parts", len(dealt), len(expected))
-        for part, (shape, dtype) in zip(dealt, expected, strict=True):
-            expect_tensor(dealer, "dealt parts", part, shape, dtype)
         self._terms = terms
         dealer_seed, first_seed = _seeds_of_step(terms, with_dealer, with_first)
-        self._role = Second(terms, masked_weights, dealt, dealer_seed, first_seed, dealer)
+        self._role = Second(terms, masked_weights, dealer_seed, first_seed)
 
     def prepare(self) -> None:
         """The longest part of its work, which needs no value: it can be done while others deal or compute."""
@@ -106,7 +142,6 @@ class SecondParty:
         """The step on this batch; its part of the gradient. Targets: classes (int64), or numbers for MSE."""
         encoded, wanted = encode_batch(self._terms, inputs, targets)
         found: Tensor = yield from step(self._role, encoded, wanted)
-        self._role.expect_all_used()
         return found
 
 

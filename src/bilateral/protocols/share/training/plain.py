@@ -82,8 +82,8 @@ class Plain(Role):
     def watch(self, label: str, x: Tensor) -> None:
         """Nobody needs to: here one can look."""
 
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
-        del groups, number
+    def _sums(self, x: Tensor, number: int) -> Tensor:
+        del x, number
         raise AssertionError("nothing is summed in the clear")
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:

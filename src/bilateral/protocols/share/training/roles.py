@@ -5,8 +5,8 @@ the order of gates without a word:
 
 | role | has | yields |
 |---|---|---|
-| `First` | weights; a share of every other value | what it tells the second, and hears from it |
-| `Second` | masked weights, what was dealt; the other share | the same |
+| `First` | weights, what was dealt; a share of every other value | what it tells the second, and hears from it |
+| `Second` | masked weights; the other share | the same |
 | `Dealing` | both seeds, and shapes (`device="meta"`) in place of values | nothing: it deals |
 
 A mask is drawn from a stream that is named by its gate (a number that counts gates), its value or its layer, and no
@@ -20,38 +20,35 @@ some bits below the last place of numbers in between, where the sum without any 
 
 Products of two shared numbers: X = x + a and Y = y + b are opened, and xy = XY - Xb - Ya + ab is linear in what is
 dealt.
+
+Of what is dealt the second party has its part by its seed alone, and the first is sent what is left. It is the server,
+whom messages of the dealer reach first: so nothing that is dealt travels twice.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bilateral.errors import MalformedMessageError
 from bilateral.protocols.share.circuit.gradient_maps import input_gradient_map, weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import planes, sealed, truncation
-from bilateral.protocols.share.gates.arrays import rows
 from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
-from bilateral.protocols.share.ring.threads import in_parts
+from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
 
 Gate = Generator[Any, Any, Tensor]
-GROUP: Final = 8192
-"""So many numbers are added up, with random signs, to be watched together."""
-NUM_SUMS: Final = 64
-"""Random sums of each group (`bounds` has what they show)."""
 NORM_BITS: Final = 10
 """Fraction bits of numbers whose squares are added up."""
 SUM_BITS: Final = 60
@@ -173,11 +170,11 @@ class Role(ABC):
 
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
-        self._watched.append((label, self._sums(in_groups(x), len(self._watched)).reshape(-1)))
+        self._watched.append((label, self._sums(x, len(self._watched)).reshape(-1)))
 
     @abstractmethod
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
-        """Every row with random signs, `NUM_SUMS` times."""
+    def _sums(self, x: Tensor, number: int) -> Tensor:
+        """Every group of x with random signs, `NUM_SUMS` times."""
 
     @abstractmethod
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor | int:
@@ -221,8 +218,8 @@ class _Computing(Role):
     def _common(self, purpose: Purpose, number: int) -> Stream:
         return Stream(self._with_other, purpose, number, self.terms.batch_size)
 
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
-        return signed_sums(groups, self._common("signs", number).words(groups.shape[1]))
+    def _sums(self, x: Tensor, number: int) -> Tensor:
+        return signed_sums(x, self._common("signs", number).words(groups_of(x).size))
 
     def open_count(self, share: Tensor) -> Generator[Any, Any, int]:
         yield Tell(share)
@@ -277,44 +274,34 @@ class _ComputedBit(Bit):
         return (yield from sealed.times_bit(value, self.compared, own))
 
 
-def signed_sums(groups: Tensor, signs: Tensor) -> Tensor:
-    """Each row with `NUM_SUMS` choices of signs: a 1 in bit k of a place's word is a minus in sum k."""
-    if not groups.is_cpu:
-        return signed_sums_by_tensors(groups, signs)
-    from bilateral.protocols.share.training import sum_kernels  # noqa: PLC0415 (imports numba)
-
-    out = groups.new_empty(len(groups), NUM_SUMS)
-    numbers, words, sums = (rows(part) for part in (groups, signs, out))
-
-    def run(begin: int, end: int) -> None:
-        sum_kernels.signed_sums(numbers[begin:end], words, sums[begin:end])
-
-    in_parts(len(groups), 1, NUM_SUMS * groups.numel(), run)
-    return out
-
-
-def signed_sums_by_tensors(groups: Tensor, signs: Tensor) -> Tensor:
-    """`signed_sums`."""
-    return groups @ (1 - 2 * ((signs[:, None] >> torch.arange(NUM_SUMS, device=signs.device)) & 1))
-
-
-def _cut(words: Tensor, norm: Norm) -> Tensor:
-    """The upper bits of words, as numbers modulo 2^(64 - shift)."""
-    return truncation.logical_shift(words, norm.shift)
-
-
-def _by_channel(x: Tensor) -> Tensor:
-    return x.sum(dim=[0, *range(2, x.dim())])
-
-
 class First(_Computing):
-    """The party with the weights. `limits`: of what is watched, by label, in units of the last place: its secret."""
+    """The party with the weights. `dealt` may come as it is taken; `dealer` is named in errors."""
 
     is_first = True
 
-    def __init__(self, terms: StepTerms, model: FirstModel, with_dealer: bytes, with_other: bytes) -> None:
+    def __init__(
+        self,
+        terms: StepTerms,
+        model: FirstModel,
+        dealt: Iterable[Tensor],
+        with_dealer: bytes,
+        with_other: bytes,
+        dealer: str,
+    ) -> None:
         super().__init__(terms, with_dealer, with_other)
-        self._model = model
+        self._model, self._dealt, self._dealer = model, iter(dealt), dealer
+
+    def expect_all_used(self) -> None:
+        """Nothing that was dealt is left."""
+        if next(self._dealt, None) is not None:
+            raise MalformedMessageError(f"{self._dealer} dealt more parts than expected.")
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+        part = next(self._dealt, None)
+        if part is None:
+            raise MalformedMessageError(f"{self._dealer} dealt too little: there is no `{name}`.")
+        expect_tensor(self._dealer, name, part, shape, dtype)
+        return part
 
     def constant(self, x: Tensor, value: int) -> Tensor:
         return x + value
@@ -340,8 +327,8 @@ class First(_Computing):
         return (yield from self._truncated_product(2 * layer + 1, y, y.new_zeros(y.shape[1]), shift))
 
     def _truncated_product(self, number: int, y: Tensor, bias: Tensor, shift: int) -> Gate:
-        stream = self._stream("linear", number)
-        return (yield from self._finish(y, stream.words(*y.shape), bias, shift, stream))
+        dealt = self._take("a share of a product of masks", tuple(y.shape))
+        return (yield from self._finish(y, dealt, bias, shift, self._stream("linear", number)))
 
     def truncate(self, x: Tensor, shift: int) -> Gate:
         flat = x.reshape(-1, 1)
@@ -351,36 +338,35 @@ class First(_Computing):
 
     def _finish(self, y: Tensor, mask: Tensor, bias: Tensor, shift: int, stream: Stream) -> Gate:
         count = y.numel()
-        alpha, product = stream.packed_bits(count), stream.half_words(*y.shape)
+        alpha, product = stream.packed_bits(count), self._take("carries of a truncation", tuple(y.shape), torch.int32)
         epsilon = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
         share, delta = truncation.finish_first(y, mask, bias, shift, alpha, product, epsilon)
         yield Tell(to_words(delta))
         return share
 
     def _product_share(self, stream: Stream, shape: tuple[int, ...]) -> Tensor:
-        return stream.words(*shape)
+        del stream
+        return self._take("a share of a product", shape)
 
     def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
-        return sealed.first_part(self._stream("gate", gate), width)
+        bits, words = (self._take("tables of a comparison", shape) for shape in width.dealt_shapes)
+        return sealed.dealt_part(self._stream("gate", gate), (bits, words), width)
 
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
-        return sealed.first_bit_product(self._stream("gate", gate), count)
+        return sealed.dealt_bit_product(self._stream("gate", gate), self._take("a share of a bit's product", (count,)))
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
-        stream = self._stream(purpose, number)
-        mask = stream.words(*masked.part.shape)
+        mask = self._stream(purpose, number).words(*masked.part.shape)
         told = masked.part + mask
         yield Tell(told)
-        # Cut like this and not by itself, its part fits what the second party makes of what it hears.
-        part = _cut(told, norm) - _cut(mask, norm)
-        squares = _by_channel(part * part)
-        squares -= stream.words(len(squares)) << 1
+        squares = norms.first_part(told, mask, norm.shift)
+        squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
         self._norms.append((norm.label, squares << norm.shift))
         return Blinded(masked, told)
 
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         words = weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
-        return words - self._stream("gradient", layer).words(*words.shape)
+        return words - self._take("a share of a gradient's correction", tuple(words.shape))
         yield
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor:
@@ -389,7 +375,8 @@ class First(_Computing):
 
 @dataclass(frozen=True, repr=False)
 class FirstModel:
-    """What the first party has in the clear: layers, ready to be applied both ways, and limits of what is watched."""
+    """What the first party has in the clear: layers, ready to be applied both ways, and limits of what is watched, by
+    label, in units of the last place: its secret."""
 
     layers: Sequence[PrivateLayer]
     maps: Sequence[LinearMap]
@@ -409,21 +396,15 @@ class FirstModel:
 
 
 class Second(_Computing):
-    """The party with the batch. `dealer` and `first` are named in errors."""
+    """The party with the batch. Its part of what is dealt comes from its seed with the dealer."""
 
     is_first = False
 
     def __init__(
-        self,
-        terms: StepTerms,
-        masked_weights: Sequence[Tensor],
-        dealt: Sequence[Tensor],
-        with_dealer: bytes,
-        with_other: bytes,
-        dealer: str,
+        self, terms: StepTerms, masked_weights: Sequence[Tensor], with_dealer: bytes, with_other: bytes
     ) -> None:
         super().__init__(terms, with_dealer, with_other)
-        self._weights, self._dealt, self._dealer = masked_weights, deque(dealt), dealer
+        self._weights = masked_weights
         self._products: dict[tuple[int, bool], Tensor] = {}
 
     def prepare(self) -> None:
@@ -446,18 +427,6 @@ class Second(_Computing):
     def _transposed_product(self, layer: int, mask: Tensor) -> Tensor:
         step, source = self.terms.linear_steps[layer], self.terms.linear_sources[layer]
         return input_gradient_map(step, self._weights[layer], source.shape)(mask)
-
-    def expect_all_used(self) -> None:
-        """Nothing that was dealt is left."""
-        if self._dealt:
-            raise MalformedMessageError(f"{self._dealer} dealt {len(self._dealt)} parts more than expected.")
-
-    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
-        if not self._dealt:
-            raise MalformedMessageError(f"{self._dealer} dealt too little: there is no `{name}`.")
-        part = self._dealt.popleft()
-        expect_tensor(self._dealer, name, part, shape, dtype)
-        return part
 
     def constant(self, x: Tensor, value: int) -> Tensor:
         del value
@@ -487,8 +456,8 @@ class Second(_Computing):
         return (yield from self._truncated_product(2 * layer + 1, y, shift))
 
     def _truncated_product(self, number: int, y: Tensor, shift: int) -> Gate:
-        dealt = self._take("a share of a product of masks", tuple(y.shape))
-        return (yield from self._finish(y, dealt, shift, self._stream("linear", number)))
+        stream = self._stream("linear", number)
+        return (yield from self._finish(y, stream.words(*y.shape), shift, stream))
 
     def truncate(self, x: Tensor, shift: int) -> Gate:
         flat = x.clone().reshape(-1, 1)
@@ -496,40 +465,35 @@ class Second(_Computing):
         share = yield from self._finish(flat, torch.zeros_like(flat), shift, stream)
         return share.reshape(x.shape)
 
-    def _finish(self, y: Tensor, dealt: Tensor, shift: int, stream: Stream) -> Gate:
+    def _finish(self, y: Tensor, drawn: Tensor, shift: int, stream: Stream) -> Gate:
         """`y` is used up."""
         count = y.numel()
-        beta = stream.packed_bits(count)
-        carries = self._take("carries of a truncation", tuple(y.shape), torch.int32)
-        y, epsilon = truncation.start_second(y, dealt, beta)
+        beta, carries = stream.packed_bits(count), stream.half_words(*y.shape)
+        y, epsilon = truncation.start_second(y, drawn, beta)
         yield Tell(to_words(epsilon))
         delta = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
         return truncation.finish_second(y, shift, beta, carries, delta, epsilon)
 
     def _product_share(self, stream: Stream, shape: tuple[int, ...]) -> Tensor:
-        del stream
-        return self._take("a share of a product", shape)
+        return stream.words(*shape)
 
     def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
-        bits, words = (self._take("tables of a comparison", shape) for shape in width.dealt_shapes)
-        return sealed.second_part(self._stream("gate", gate), (bits, words), width)
+        return sealed.drawn_part(self._stream("gate", gate), width)
 
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
-        return sealed.second_bit_product(self._stream("gate", gate), self._take("a share of a bit's product", (count,)))
+        return sealed.drawn_bit_product(self._stream("gate", gate), count)
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
-        del purpose, number
         told = yield Hear("a blinded value", tuple(masked.part.shape))
-        part = _cut(masked.part, norm)
-        squares = _by_channel((_cut(told, norm) << 1) * part + part * part)
-        squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
+        squares = norms.second_part(told, masked.part, norm.shift)
+        squares -= self._stream(purpose, number).words(len(squares)) << 1
         self._norms.append((norm.label, squares << norm.shift))
         return Blinded(masked, told)
 
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         left = torch.cat([delta.told + delta.masked.part, delta.masked.part])
         words = weight_gradient(self.terms.linear_steps[layer], left, torch.cat([value.masked.part, value.told]))
-        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+        return words - self._stream("gradient", layer).words(*words.shape)
         yield
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
@@ -544,6 +508,8 @@ class Dealing(Role):
         super().__init__(terms)
         self._seeds = seeds
         self.dealt: list[Tensor] = []
+        self.on_dealt: Callable[[], None] = _nobody
+        """Called whenever something was added to `dealt`: it may be taken away from there."""
         self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
         self.norm_shifts: list[tuple[str, int]] = []
@@ -564,6 +530,7 @@ class Dealing(Role):
         self.dealt_shapes.append((tuple(part.shape), part.dtype))
         if not self.is_dry:
             self.dealt.append(part)
+            self.on_dealt()
 
     def _weight_mask(self, layer: int) -> Tensor:
         if layer not in self._weights:
@@ -614,15 +581,15 @@ class Dealing(Role):
     def _deal_product(self, number: int, product: Tensor, shift: int) -> Tensor:
         del shift
         first, second = self._streams("linear", number)
-        product -= first.words(*product.shape)
+        product -= second.words(*product.shape)
         self._deal(product)
         self._deal_carries(first, second, tuple(product.shape))
         return _nothing(product.shape)
 
     def _deal_carries(self, first: Stream, second: Stream, shape: tuple[int, ...]) -> None:
         count = _size(shape)
-        alpha, share = first.packed_bits(count), first.half_words(*shape)
-        self._deal(truncation.deal(alpha, second.packed_bits(count), share))
+        beta, share = second.packed_bits(count), second.half_words(*shape)
+        self._deal(truncation.deal(first.packed_bits(count), beta, share))
 
     def truncate(self, x: Tensor, shift: int) -> Gate:
         del shift
@@ -642,7 +609,7 @@ class Dealing(Role):
         else:
             first, second = self._streams("gate", gate)
             a, b = (first.words(*shape) + second.words(*shape) for _ in range(2))
-            self._deal(a * b - first.words(*shape))
+            self._deal(a * b - second.words(*shape))
         return _nothing(shape)
         yield
 
@@ -652,7 +619,7 @@ class Dealing(Role):
             for shape in width.dealt_shapes:
                 self._deal(_nothing(shape))
             return _DealtBit(self, tuple(x.shape), None)
-        tables, words, betas = sealed.deal_and_keep(*self._streams("gate", gate), width)
+        tables, words, betas = sealed.deal_and_keep(*self._streams("gate", gate)[::-1], width)
         self._deal(tables)
         self._deal(words)
         return _DealtBit(self, tuple(x.shape), betas)
@@ -663,7 +630,7 @@ class Dealing(Role):
         if betas is None:
             self._deal(_nothing((count,)))
         else:
-            self._deal(sealed.deal_bit_product(*self._streams("gate", gate), planes.spread(betas, count)))
+            self._deal(sealed.deal_bit_product(*self._streams("gate", gate)[::-1], planes.spread(betas, count)))
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         shape = tuple(masked.part.shape)
@@ -672,10 +639,10 @@ class Dealing(Role):
         if self.is_dry:
             self._deal(_nothing(shape[1:2]))
             return Blinded(masked, masked.part)
-        stream, _ = self._streams(purpose, number)
-        mask = stream.words(*shape)
-        cross = _by_channel(_cut(mask, norm) * _cut(masked.part, norm))
-        self._deal(cross - stream.words(len(cross)))
+        first, second = self._streams(purpose, number)
+        mask = first.words(*shape)
+        cross = norms.dealt_part(mask, masked.part, norm.shift)
+        self._deal(cross - second.words(len(cross)))
         return Blinded(masked, mask)
         yield
 
@@ -687,7 +654,7 @@ class Dealing(Role):
         else:
             left = torch.cat([delta.told, delta.masked.part])
             words = weight_gradient(step, left, torch.cat([value.masked.part, value.told]))
-            self._deal(words - self._streams("gradient", layer)[0].words(*words.shape))
+            self._deal(words - self._streams("gradient", layer)[1].words(*words.shape))
         return _nothing(shape)
         yield
 
@@ -695,9 +662,9 @@ class Dealing(Role):
         self.watched_shapes.append((label, tuple(x.shape[1:])))
         super().watch(label, x)
 
-    def _sums(self, groups: Tensor, number: int) -> Tensor:
+    def _sums(self, x: Tensor, number: int) -> Tensor:
         del number
-        return _nothing((len(groups), NUM_SUMS))
+        return _nothing((groups_of(x).count, NUM_SUMS))
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
         del labelled
@@ -727,27 +694,14 @@ class _DealtBit(Bit):
         yield
 
 
-def group_size(channels: int, length: int) -> int:
-    """Of channels of so many numbers. A large channel has groups of its own, small ones share theirs as a whole."""
-    if length >= GROUP // 2:
-        return min(GROUP, length)
-    return min(channels, GROUP // length) * length
-
-
-def in_groups(x: Tensor) -> Tensor:
-    """A row a group; zeros fill up the last."""
-    channels = x.transpose(0, 1).reshape(x.shape[1], -1)
-    size = group_size(*channels.shape)
-    if size <= channels.shape[1]:
-        return F.pad(channels, (0, -channels.shape[1] % size)).reshape(-1, size)
-    together = size // channels.shape[1]
-    return F.pad(channels, (0, 0, 0, -len(channels) % together)).reshape(-1, size)
-
-
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
     """A of one layer: known to the first party and the dealer."""
     shape = terms.linear_steps[layer].weight_shape(terms.linear_sources[layer])
     return Stream(seed, "weights", layer, terms.batch_size).words(*shape)
+
+
+def _nobody() -> None:
+    """Nobody waits for what is dealt."""
 
 
 def _nothing(shape: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:

@@ -1,6 +1,6 @@
-"""Sums with random signs as a compiled loop; `roles` has the tensor expression that it equals, as the oracle.
+"""Sums with random signs as a compiled loop; `watching` has the tensor expression that it equals, as the oracle.
 
-One word a place has the signs of its number in all 64 sums, so that a number is read once.
+One word a place has the signs of its number in all 64 sums, so that a number is read once, from where it lies.
 """
 
 from __future__ import annotations
@@ -8,23 +8,46 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bilateral.protocols.share.ring.compiled import compiled
+from bilateral.protocols.share.ring.compiled import compiled, inlined
 
 Words = npt.NDArray[np.uint64]
 _SUMS = 64
+_BITS = np.array([1 << k for k in range(_SUMS)], dtype=np.uint64)
+
+
+@inlined
+def subtract(number: np.uint64, word: np.uint64, minus: Words) -> None:
+    for k in range(_SUMS):
+        if word & _BITS[k]:
+            minus[k] += number
 
 
 @compiled
-def signed_sums(groups: Words, signs: Words, out: Words) -> None:
-    """`groups` (rows, size), `signs` (size), `out` (rows, 64): a bit of 1 is a minus, the lowest of the first sum."""
-    one, zero = np.uint64(1), np.uint64(0)
-    for row in range(groups.shape[0]):
+def signed_sums(x: Words, signs: Words, together: int, begin: int, end: int, out: Words) -> None:
+    """`x` (samples, channels, places), `signs` (size of a group), `out` (groups, 64): of the groups `begin` to `end`.
+
+    A bit of 1 is a minus, the lowest of the first sum. `together`: channels of a group, 0 for parts of one.
+    """
+    samples, channels, places = x.shape
+    length, size = samples * places, signs.size
+    parts = (length + size - 1) // size
+    for group in range(begin, end):
         minus = np.zeros(_SUMS, dtype=np.uint64)
-        total = zero
-        for place in range(groups.shape[1]):
-            number, word = groups[row, place], signs[place]
-            total += number
-            for k in range(_SUMS):
-                minus[k] += number & (zero - ((word >> np.uint64(k)) & one))
+        total = np.uint64(0)
+        first = group * together if together else group // parts
+        last = min(channels, first + max(together, 1))
+        start = 0 if together else group % parts * size
+        stop = min(length, start + size)
+        sign = 0
+        for channel in range(first, last):
+            at = start
+            while at < stop:
+                sample, place = at // places, at % places
+                for i in range(place, min(places, place + stop - at)):
+                    number = x[sample, channel, i]
+                    total += number
+                    subtract(number, signs[sign], minus)
+                    sign += 1
+                    at += 1
         for k in range(_SUMS):
-            out[row, k] = total - minus[k] - minus[k]
+            out[group, k] = total - minus[k] - minus[k]

@@ -28,7 +28,7 @@ class Round:
         federation = Context(self.plan, EFFORTS["smoke"]).federation()
         blueprint = make_blueprint(self.plan, federation)
         training = blueprint.server()
-        self.half, self.model, self.graph = training.server, training.model, training.graph
+        self.half, self.model, self.graph = training.server, training.model, training.layout
         self.settings = self.plan.perturbation.settings("ce")
         exchange = blueprint.local_exchange(lambda *_: None)
         message = self.half.start_round(0)

@@ -34,6 +34,7 @@ from bilateral.protocols.mask.messages import (
     SealedShares,
     SurvivorSignature,
 )
+from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.membership import KeyRequest, RoundMembers
@@ -112,7 +113,8 @@ def different_openings(stage: StagedRound, victim: str) -> Tensor:
     """The server's own record is of the fine format, in which the victim's upload stands."""
     masked = _Masked(stage)
     fine = masked.open(stage.names)
-    form = FixedPointFormat.for_bound_bits([MAX_BOUND_BITS] * len(fine.fraction_bits), len(stage.names))
+    width = format_of(fine).width
+    form = FixedPointFormat.for_bound_bits([MAX_BOUND_BITS] * len(fine.fraction_bits), len(stage.names), width)
     coarse = replace(fine, fraction_bits=form.fraction_bits)
     masked.share({name: fine if name == victim else coarse for name in stage.names})
     masked.upload(dict.fromkeys(stage.names, stage.model))

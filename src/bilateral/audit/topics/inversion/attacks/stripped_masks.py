@@ -26,6 +26,7 @@ from bilateral.protocols.mask.prg import add_masks, bound_seed
 from bilateral.protocols.mask.ring_words import RingWords, UploadFormat, format_of
 from bilateral.protocols.mask.sealing import Occasion
 from bilateral.protocols.mask.survivors import mask_sign
+from bilateral.protocols.mask.widths import reduced, unpacked
 from bilateral.protocols.membership import ClipNorm
 from bilateral.protocols.messages import RoundModel, Upload
 from bilateral.protocols.wire import digest
@@ -85,11 +86,12 @@ def stripped_values(view: View, round_index: int, client: str, rings: Mapping[st
                 pair_seed = occasion.pair_secret(ring, other, "mask")
                 seeds.append((bound_seed(pair_seed, context), -mask_sign(client, name)))
                 break
-    values, form = masked.values.clone(), format_of(opening)
+    form = format_of(opening)
+    values = unpacked(masked.values, form.width)
     has_words = isinstance(form, RingWords)
     count, num_terms = (len(values) - 1, 1) if has_words else (len(model.parameters), len(opening.fraction_bits) - 1)
-    add_masks(values.numpy(), seeds, [count] * num_terms + [len(values) - num_terms * count])
-    return RingUpload(values, form, count)
+    add_masks(values.numpy(), seeds, [count] * num_terms + [len(values) - num_terms * count], form.width)
+    return RingUpload(torch.from_numpy(reduced(values.numpy(), form.width)), form, count)
 
 
 def _self_seeds(view: View, round_index: int, client: str, graph: PairGraph) -> list[bytes]:

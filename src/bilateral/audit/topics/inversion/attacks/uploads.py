@@ -8,6 +8,8 @@ colluding clients can account for, and deals out what the sum shows (`best_expla
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +19,9 @@ from bilateral.audit.topics.inversion.attacks.gradient_matching import GradientM
 from bilateral.audit.topics.inversion.attacks.stripped_masks import stripped_upload
 from bilateral.audit.views import Facts, View
 from bilateral.data import Split
-from bilateral.protocols.mask.messages import MaskedUpload
+from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening
+from bilateral.protocols.mask.ring_words import format_of
+from bilateral.protocols.mask.widths import WIDEST, unpacked
 from bilateral.protocols.messages import HiddenUpload, RoundModel, Upload
 
 _RING_UNIT = 2.0**-63
@@ -53,8 +57,18 @@ def sent_parameters(view: View, round_index: int) -> Tensor:
 def upload_of(view: View, round_index: int, client: str) -> Upload | MaskedUpload | HiddenUpload | None:
     """The last upload of a client in a round, masked or encrypted or not."""
     plain = view.message(Upload, round_index=round_index, sender=client)
-    masked = plain or view.message(MaskedUpload, round_index=round_index, sender=client)
+    masked = plain or masked_upload_of(view, round_index, client)
     return masked or view.message(HiddenUpload, round_index=round_index, sender=client)
+
+
+def masked_upload_of(view: View, round_index: int, client: str) -> MaskedUpload | None:
+    """The last masked upload, its values spread over 64 bits: those of a narrower ring times what fills it."""
+    masked = view.message(MaskedUpload, round_index=round_index, sender=client)
+    opening = view.message(MaskOpening, round_index=round_index)
+    if masked is None or opening is None or opening.width == WIDEST:
+        return masked
+    width = format_of(opening).width
+    return replace(masked, values=unpacked(masked.values, width) << (WIDEST - width))
 
 
 def rows_of(upload: Upload | MaskedUpload | HiddenUpload, num_parameters: int) -> Tensor:

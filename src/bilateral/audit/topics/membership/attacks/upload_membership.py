@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from bilateral.audit.topics.inversion.attacks.uploads import masked_upload_of
 from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.errors import DataError
 from bilateral.models.scale_graph import ScaleGraph
-from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import HiddenUpload, Upload
 from bilateral.randomness import Randomness
 
@@ -48,10 +48,10 @@ def read_upload(view: View, round_index: int, client: str, *, adaptive: bool) ->
         return held.gradient_of(upload, client) if upload is not None else held.recovered()
     if upload is not None:
         return _sized(upload.terms[0], view)
-    masked = view.message(MaskedUpload, round_index=round_index, sender=client)
     hidden = view.message(HiddenUpload, round_index=round_index, sender=client)
     if hidden is not None:
         return _sized(hidden.as_numbers(), view)
+    masked = masked_upload_of(view, round_index, client)
     if masked is None:
         raise DataError(f"{client} sent no upload in round {round_index}.", remedy="Record that round (`keep`).")
     return _sized(masked.values, view)

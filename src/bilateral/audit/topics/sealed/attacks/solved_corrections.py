@@ -1,9 +1,9 @@
 """The correction of a gradient, solved for what it must not say.
 
-The dealer takes e = P' (x) B + B' (x) P off the client's part of a layer's gradient. The client knows B and B', and in
-the first layer P (it is told t + P, and t is its own input less B). If it is dealt e itself, it solves for P', modulo
-2^64: as many columns of B as there are samples, with an odd determinant, are enough. With P' it has the delta of each
-of its samples. Dealt as a share, e is uniform, and what comes out are no numbers that a delta could be.
+The dealer takes e = P' (x) B + B' (x) P off the server's part of a layer's gradient. The server knows P and P', and
+whoever believes in a batch also B of the first layer (it is told x - B). If it is dealt e itself, it solves for B',
+modulo 2^64: as many columns of P as there are samples, with an odd determinant, are enough. With B' it has the delta of
+each sample, and a wrong batch gives none that a delta could be. Dealt as a share, e is uniform, and no batch does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.audit.sealed_views import Event, SeenStep
+from bilateral.audit.sealed_views import TOLD_BLINDED, Event, SeenStep
 from bilateral.audit.topics.sealed.attacks.known_masks import stream
 from bilateral.protocols.share.circuit.description import Dense, Reshape
 
@@ -26,28 +26,28 @@ _PLAUSIBLE: Final = float(1 << 40)
 def solved_delta(seen: SeenStep, events: Sequence[Event], inputs: Tensor) -> Tensor | None:
     """The delta of the first layer as e says it; None where it cannot be solved, or is none.
 
-    `inputs`: the client's own, in the ring.
+    `inputs`: what the batch might be, in the ring.
     """
     terms, first = seen.terms, seen.terms.linear_steps[0]
     dealt = [one.words for one in events if one.is_dealt and one.name == "a share of a gradient's correction"]
-    told = [one.words for one in events if one.name == "a blinded value"]  # of the first layer first
+    told = [one.words for one in events if one.name == TOLD_BLINDED]  # of the first layer first
     source = terms.source_values[0]
     before = terms.circuit.steps[:source]
     if not isinstance(first, Dense) or not all(isinstance(one, Reshape) for one in before):
         return None
-    if seen.dealer_and_client is None:
+    if seen.dealer_and_server is None:
         return None
     if not dealt or len(told) < 2 or not terms.trains[0][0]:
         return None
     value, delta = told[:2]
-    mask = stream(terms, seen.dealer_and_client, "value mask", source).words(*value.shape)
-    delta_mask = stream(terms, seen.dealer_and_client, "delta mask", 0).words(*delta.shape)
-    blind = value - (inputs.reshape(value.shape) - mask)
-    left = dealt[0] - delta_mask.reshape(len(delta), -1).T @ blind.reshape(len(blind), -1)
-    blind_of_delta = _solve(mask.reshape(len(mask), -1), left)
-    if blind_of_delta is None:
+    blind = stream(terms, seen.dealer_and_server, "value blind", source).words(*value.shape)
+    delta_blind = stream(terms, seen.dealer_and_server, "delta blind", 0).words(*delta.shape)
+    mask = inputs.reshape(value.shape) - (value - blind)
+    left = dealt[0] - delta_blind.reshape(len(delta), -1).T @ mask.reshape(len(mask), -1)
+    mask_of_delta = _solve(blind.reshape(len(blind), -1), left)
+    if mask_of_delta is None:
         return None
-    found = delta.reshape(len(delta), -1) - blind_of_delta + delta_mask.reshape(len(delta), -1)
+    found = delta.reshape(len(delta), -1) - delta_blind.reshape(len(delta), -1) + mask_of_delta
     return found if float(found.double().abs().max()) < _PLAUSIBLE else None
 
 

@@ -50,7 +50,7 @@ def _named(seen: SeenStep, role: str) -> Iterator[Part]:
     """By what it is, and less the party's own masks of the same value."""
     places: dict[str, int] = {}
     for event in seen.events:
-        if not event.name:
+        if not event.name or event.is_told:
             continue
         place = places[event.name] = places.get(event.name, -1) + 1
         yield Part(f"{role} {event.name}", place, event.words.reshape(-1)[:_MOST_WORDS])

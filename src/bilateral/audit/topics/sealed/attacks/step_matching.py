@@ -151,7 +151,7 @@ def _opened_signs(seen: SeenStep) -> Iterator[Tensor]:
 def _solved(sight: _Sight, client: str, world: int) -> float:
     """Whether the deltas that a correction gives are nearer to this world's than to the other's."""
     walked, seen = sight.walked[client], sight.steps[client]
-    if sight.of_batches:
+    if not sight.of_batches:
         return 0.0
     found = solved_delta(seen, seen.events, walked[world].inputs)
     if found is None:

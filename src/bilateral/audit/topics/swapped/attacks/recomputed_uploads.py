@@ -15,6 +15,7 @@ from bilateral.data import Split
 from bilateral.learning.halves import ClientHalf
 from bilateral.protections.groundwork import ClientBasis
 from bilateral.protocols.messages import Message, RoundModel, Upload
+from bilateral.protocols.objective import plain_objective
 from bilateral.protocols.perturb import cross_entropy
 from bilateral.protocols.perturb.messages import SoftmaxQuery, SoftmaxReply
 from bilateral.randomness import SeededRandomness
@@ -49,7 +50,8 @@ class Rehearsal:
 def _client_half(facts: Facts, client: str, model: RoundModel) -> ClientHalf:
     # Its blinders cancel in its upload, whatever they are.
     draws = SeededRandomness(0, "recomputed uploads", client)
-    basis = ClientBasis(client, facts.network(model.parameters), facts.graph, facts.plan, facts.loss, draws)
+    network, objective = facts.network(model.parameters), plain_objective(facts.loss)
+    basis = ClientBasis(client, network, facts.graph, facts.plan, objective, draws)
     return facts.plan.chosen.model.make_client(basis)
 
 

@@ -32,6 +32,7 @@ from bilateral.audit.topics.swapped.attacks.recomputed_uploads import needs_answ
 from bilateral.audit.topics.swapped.attacks.swapped_worlds import Suspicion
 from bilateral.audit.views import View
 from bilateral.protocols.mask.fixed_point import MAX_WEIGHT, FixedPointFormat
+from bilateral.protocols.mask.widths import WIDEST
 from bilateral.protocols.messages import Upload
 
 Words = NDArray[np.uint64]
@@ -114,14 +115,19 @@ def encoded(upload: Upload, form: FixedPointFormat) -> NDArray[np.int64]:
 
 
 def residual(seen: RingUpload, candidates: tuple[Upload, Upload]) -> Residual:
-    """The upload that was seen, masks taken off, minus each candidate; without the weight."""
+    """The upload that was seen, masks taken off, minus each candidate; without the weight.
+
+    In a ring of fewer than 64 bits all of it is multiplied by what fills 64: what is equal there is equal here.
+    """
     upload = seen.values[:-1].numpy().view(np.uint64)
     assert isinstance(seen.form, FixedPointFormat), "ring words follow from no batch"
     expected = np.stack([encoded(candidate, seen.form) for candidate in candidates])
     sizes = [np.sqrt(np.square(row.astype(np.float64)).mean()) for row in expected]
     slack = max(_LEAST_SLACK, 2.0**-_SLACK_BITS * float(max(sizes)))
     apart = np.abs(expected[0].astype(np.float64) - expected[1].astype(np.float64))
-    return Residual(upload - expected.view(np.uint64), apart > 2 * slack, slack)
+    spare = WIDEST - seen.form.width
+    left = (upload - expected.view(np.uint64)) << np.uint64(spare)
+    return Residual(left, apart > 2 * slack, slack * 2.0**spare)
 
 
 def matches(one: Residual) -> FloatArray:
