@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from tests.protections.baselines.harness import digests, plan_of, weights
+from tests.runs.rounds.harness import LocalSites, conduct, silent_at
 
 from bilateral.engine.plan import dump_plan, load_plan
 from bilateral.errors import PlanError, UnsoundPlanError
@@ -72,6 +73,26 @@ def test_clients_that_die_do_not_end_a_run(name):
     assert result.rounds == 5
     assert len(result.failed) < 5
     assert all("NaN" not in failed.reason for failed in result.failed)
+
+
+@pytest.mark.parametrize(("name", "dealer"), [("tp-smc", "rotating"), ("hybrid-alpha", "auditor"), ("pile", "auditor")])
+def test_sites_behind_the_wire_have_the_same_sums_as_one_process(name, dealer, tmp_path):
+    plan = plan_of(name, **{"federation.dealer": dealer, "training.rounds": 2})
+    run(plan, output=tmp_path / "here", reference=False)
+    result = conduct(plan, tmp_path / "there")
+    assert result.finished
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+def test_a_site_that_is_silent_when_a_sum_is_opened_is_replaced_by_another(tmp_path):
+    """Its upload is in the sum: two others open it."""
+    plan = plan_of("tp-smc", **{"federation.clients": 4, "training.rounds": 2})
+    run(plan, output=tmp_path / "here", reference=False)
+    sites = LocalSites(plan, silent_at("client-1", "opening the sum", (1,)))
+    result = conduct(plan, tmp_path / "there", sites)
+    assert result.finished
+    assert not result.failed
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
 
 
 @pytest.mark.parametrize("name", ENCRYPTED)
