@@ -125,7 +125,9 @@ class FederationPlan(Section):
     )
     patience: float = Field(default=600.0, ge=0, description="seconds to wait for that many sites")
     dealer: str = Field(
-        default=ROTATING, min_length=1, description="sealed training: who deals; a party without data, or rotating"
+        default=ROTATING,
+        min_length=1,
+        description="who deals: a party without data, or rotating (clients do)",
     )
 
     def num_participants(self, num_clients: int) -> int:
@@ -296,7 +298,8 @@ class RunPlan(Section):
     @property
     def named_dealer(self) -> str | None:
         """A party without data that deals for all; None where nobody deals, or clients do so for each other."""
-        return self.federation.dealer if self.traits.computes_on_shares and self.federation.dealer != ROTATING else None
+        deals = self.traits.computes_on_shares or self.traits.sums_ciphertexts
+        return self.federation.dealer if deals and self.federation.dealer != ROTATING else None
 
     def parties(self, names: Sequence[str]) -> tuple[str, ...]:
         """Everybody with keys of the run: these clients, and whom they need besides."""

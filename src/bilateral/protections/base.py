@@ -113,6 +113,8 @@ class AnyModelProtection(Protection):
 
     can_clip: bool = False
     """Its clients take clipping, as noise of clients needs it: then it is a `ModelProtection`."""
+    baseline_of: str = ""
+    """Whose scheme it is, if it is here to be measured against: no rung of the ladder, compared only if asked for."""
     one_gradient_because: str = "its clients are written to give one gradient a round"
     """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
     computes_anywhere: bool = False

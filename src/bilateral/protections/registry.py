@@ -67,9 +67,15 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def protection_words() -> tuple[str, ...]:
-    """The same as people say them: `fedsgd` where plans store `fedavg`."""
+    """The same as people say them (`fedsgd` where plans store `fedavg`), without the baselines."""
     _load_installed()
-    return tuple(one.aliases[0] if one.aliases else one.name for one in _PROTECTIONS.values())
+    return tuple(one.aliases[0] if one.aliases else one.name for one in _PROTECTIONS.values() if not one.baseline_of)
+
+
+def baseline_names() -> tuple[str, ...]:
+    """Schemes of others, here to be measured against."""
+    _load_installed()
+    return tuple(one.name for one in _PROTECTIONS.values() if one.baseline_of)
 
 
 def protection_named(name: str) -> AnyModelProtection:
