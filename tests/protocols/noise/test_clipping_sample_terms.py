@@ -177,7 +177,7 @@ def test_dropout_falls_differently_on_each_sample_and_on_equal_ones():
     client = FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0))
     client.train(FedAvgServer(model, graph).start_round(0), *batch(1, "mse", 0), 1)
     inputs, targets = (value.expand(16, *value.shape[1:]) for value in batch(1, "mse", 0))
-    rows = torch.cat(list(client._samples.chunks(inputs, targets, client._objective)))
+    rows = torch.cat(list(client._samples.chunks(inputs, targets, client.objective)))
     assert len({tuple(row) for row in rows[:, 0].tolist()}) > 8
 
 
