@@ -263,9 +263,10 @@ def _other_norm(w):
             raise _DoesNotFitError
         if w.flag(0.3):
             weight = f"self.{w.weights(shape[1])}" if w.flag() else "None"
-            return w.set(f"F.group_norm({x}, {groups}, {weight}, None, {NORM_EPS})")
+            return w.set(f"F.group_norm({x}.contiguous(), {groups}, {weight}, None, {NORM_EPS})")
         name = w.layer(f"nn.GroupNorm({groups}, {shape[1]}, eps={NORM_EPS}, affine={w.flag(0.7)})")
-        return w.set(f"self.{name}({x})")
+        # torch's own backward pass crashes on inputs without a gradient that do not lie in order (decision 7).
+        return w.set(f"self.{name}({x}.contiguous())")
     size = list(shape[w.rng.randrange(1, len(shape)) :])
     if torch.Size(size).numel() == 1:
         w.quirks.add("one value")

@@ -28,6 +28,7 @@ from bilateral.errors import DataError, ModelError, UnsupportedLayerError
 from bilateral.models.coverage import coverage, inspect
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.spelled_out import SPELLED_OUT
+from bilateral.protocols.perturb.check_arithmetic import CheckArithmetic
 from bilateral.protocols.perturb.client import PerturbClient
 from bilateral.protocols.perturb.server import PerturbServer
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -393,6 +394,24 @@ def test_the_function_is_kept_with_extreme_factors(name):
     for seed in range(3):
         got = perturbed_copy(model, graph, *draw(graph, seed, (1e-3, 1e3)))(inputs).detach()
         assert relative_error(got, expected) < 1e-9
+
+
+DROPPED = {
+    "vit": (ViT(dropout=0.3), IMAGES),
+    "multi-head attention": (
+        on_lines(lambda m, x: m.a(x, x, x)[0], a=nn.MultiheadAttention(8, 2, 0.3, batch_first=True)), LINES),
+    "attention as a function": (
+        on_lines(lambda m, x: F.scaled_dot_product_attention(x, x, x, None, 0.3 if m.training else 0.0)), LINES),
+    "lstm": (on_lines(lambda m, x: m.r(x)[0], r=nn.LSTM(8, 8, 2, dropout=0.3, batch_first=True)), LINES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropout_inside_a_layer_is_accepted_and_off_while_recovery_is_checked(name):
+    with CheckArithmetic():
+        gradient, export = recovery_errors(*DROPPED[name])
+    assert gradient < EXACT
+    assert export < EXACT
 
 
 # --- what is hidden ---

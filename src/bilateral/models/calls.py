@@ -23,7 +23,9 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.no_dropout import NoDropout
 from bilateral.models.rules import function_rule
 from bilateral.models.spelled_out import SPELLED_OUT, drop_unused_weights
 
@@ -150,11 +152,25 @@ class _Tracer(fx.Tracer):
         return super().create_proxy(kind, target, *args, **kwargs)
 
 
+def check_inputs(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    vocabulary: Tensor | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Two samples that the model takes: normal ones in its own precision, or integers of `dtype` within its tables."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return torch.randn(2, *input_shape, dtype=own, generator=generator)
+    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
+
+
 def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
     """Run module and record on the same two samples; refuse a difference, and backward passes of a user's own."""
     name = type(model).__name__
     module = set_training(copy.deepcopy(model), calls.kept_in_evaluation)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), NoDropout():
         expected = _run(name, module, inputs)
         for constant, value in calls.constants.items():
             setattr(module, constant, value)
@@ -174,7 +190,7 @@ def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
 
 
 def _run(name: str, module: nn.Module, inputs: Tensor) -> Tensor:
-    torch.manual_seed(1)  # dropout
+    torch.manual_seed(1)
     try:
         result = module(inputs.clone())
     except Exception as error:  # what a meta tensor passes and a real one does not

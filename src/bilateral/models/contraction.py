@@ -125,7 +125,7 @@ def _pair(builder: GraphBuilder, site: Site, left: Tensor, right: Tensor) -> tup
         builder.neurons.pin(b, reason)
         return a, (False, True)
     builder.neurons.union(a, b, site.label)
-    return torch.broadcast_tensors(a, b)[0], clear
+    return a.expand(np.broadcast_shapes(a.shape, b.shape)), clear
 
 
 def _move_together(builder: GraphBuilder, heads: Tensor, members: Tensor) -> bool:

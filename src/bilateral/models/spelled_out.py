@@ -24,7 +24,8 @@ def joined_mask(
     """Both masks of nn.MultiheadAttention, in which True shuts out, as one of numbers that are added to the scores."""
     parts = []
     if attention_mask is not None:
-        wide = attention_mask.unflatten(0, (-1, num_heads)) if attention_mask.dim() == 3 else attention_mask
+        by_head = (-1, num_heads, *attention_mask.shape[1:])
+        wide = attention_mask.reshape(by_head) if attention_mask.dim() == 3 else attention_mask
         parts.append(_as_numbers(wide))
     if padding_mask is not None:
         parts.append(_as_numbers(padding_mask)[..., None, None, :])

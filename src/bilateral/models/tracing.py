@@ -26,9 +26,8 @@ from bilateral.models import (  # noqa: F401
     rules_tables,
 )
 from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Stored, Value
-from bilateral.models.calls import Calls, check_record, record
+from bilateral.models.calls import Calls, check_inputs, check_record, record
 from bilateral.models.identities import Identities
-from bilateral.models.integer_inputs import integers_below
 from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
 from bilateral.models.rules import HANDLES_CONSTANTS, METHOD_RULES, MODULE_RULES, TAKES_PARAMETERS, function_rule
 from bilateral.models.rules_moving import COPIES, moves_parameters, only_moves
@@ -67,17 +66,6 @@ def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exa
         found = _Walker(model, calls, norm_inputs, integers, tied).run(input_shape)
     check_record(model, calls, check_inputs(model, input_shape, found.vocabulary, example_input.dtype))
     return found
-
-
-def check_inputs(
-    model: nn.Module, input_shape: tuple[int, ...], vocabulary: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Two samples that the model takes: normal ones in its own precision, or integers within its tables."""
-    generator = torch.Generator().manual_seed(0)
-    if vocabulary is None:
-        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        return torch.randn(2, *input_shape, dtype=own, generator=generator)
-    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
 
 
 class _Walker:
