@@ -10,6 +10,7 @@ The scale graph reasons about recorded calls, clients run the module itself. So 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ MODE_IS_AN_ARGUMENT: Final = ("dropout", "stochastic_depth")
 _MODE_ARGUMENTS: Final = {"scaled_dot_product_attention": (4, "dropout_p"), "batch_norm": (5, "training")}
 """Functions of which one argument may tell the mode, its place and name."""
 _MAKERS: Final = ("arange", "zeros", "ones", "full", "eye")
+_TRACING: Final = threading.RLock()
+"""Traces replace functions of torch for a moment, so there is one at a time."""
 _HOOKS: Final = (
     ("_forward_hooks", "forward hook"),
     ("_forward_pre_hooks", "forward pre-hook"),
@@ -116,7 +119,6 @@ def _traced(model: nn.Module) -> fx.Graph:
 @contextmanager
 def _sizes_of_constants() -> Iterator[None]:
     """Record constants whose size is one of an activation (`torch.arange(x.size(1))`), which torch.fx refuses."""
-    kept = {name: getattr(torch, name) for name in _MAKERS}
 
     def recording(made: Callable[..., Any]) -> Callable[..., Any]:
         def record_or_make(*args: Any, **kwargs: Any) -> Any:
@@ -128,13 +130,15 @@ def _sizes_of_constants() -> Iterator[None]:
 
         return record_or_make
 
-    try:
-        for name, made in kept.items():
-            setattr(torch, name, recording(made))
-        yield
-    finally:
-        for name, made in kept.items():
-            setattr(torch, name, made)
+    with _TRACING:
+        kept = {name: getattr(torch, name) for name in _MAKERS}
+        try:
+            for name, made in kept.items():
+                setattr(torch, name, recording(made))
+            yield
+        finally:
+            for name, made in kept.items():
+                setattr(torch, name, made)
 
 
 class _Tracer(fx.Tracer):
