@@ -207,6 +207,12 @@ def test_nothing_is_overwritten(bilateral, tmp_path):
     assert (tmp_path / "plan.toml").read_text() == "x"
 
 
+@pytest.mark.parametrize(("name", "reader"), [("model.onnx", "onnxruntime"), ("model.pt2", "torch.export.load")])
+def test_predict_says_that_it_does_not_read_what_is_for_other_programs(bilateral, tmp_path, name, reader):
+    (tmp_path / name).write_bytes(b"anything")
+    refused(bilateral("predict", name), reader, "--output model.safetensors")
+
+
 def test_predicting_on_other_data_is_refused(bilateral):
     bilateral("run", "--data", "wine", "--model", "mlp-3", "--output", "out", *QUICK)
     bilateral("export", "out")

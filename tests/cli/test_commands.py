@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from bilateral import RunPlan, run
+from bilateral.cli.run_result import print_result
 from bilateral.engine.plan import load_plan
 
 QUICK = (
@@ -40,6 +42,27 @@ def test_resuming_a_finished_run_reports_it_again(bilateral):
 def test_a_written_plan_can_be_run(bilateral):
     assert bilateral("run", *QUICK, "--write-plan", "plan.toml").code == 0
     assert bilateral("run", "plan.toml", "--json", "--quiet").json["rounds"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"perturbation.norm_inputs": "scaled"}, "not so with perturbation.norm_inputs = exact, or a smaller eps"),
+        ({}, "training.dtype = float64 takes it away"),
+        ({"training.dtype": "float64"}, None),
+    ],
+)
+def test_a_difference_to_fedsgd_is_explained_where_it_is_printed_with_its_remedy(capsys, settings, said):
+    small = {"data.name": "breast-cancer", "model.name": "mlp-3", "training.rounds": 1, "model.options": {"width": 4}}
+    plan = RunPlan().with_settings({**small, **settings})
+    values = run(plan, save=False).as_dict()
+    print_result({**values, "difference_to_fedavg": 0.02}, plan)
+    large = " ".join(capsys.readouterr().out.split())
+    print_result(values, plan)
+    tiny = " ".join(capsys.readouterr().out.split())
+    assert (said in large) if said else not any(words in large for words in ("eps", "float64"))
+    assert "2.0e-02" in large
+    assert not any(words in tiny for words in ("eps", "float64"))
 
 
 def test_compare_prints_the_documented_rows(bilateral):

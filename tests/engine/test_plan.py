@@ -51,8 +51,14 @@ def test_settings_are_listed_only_for_an_unknown_one_and_only_those_of_its_secti
     assert str(caught.value) == "Settings: `training.learning_rate`: Input should be greater than 0, got -1."
     with pytest.raises(PlanError) as caught:
         RunPlan().with_settings({"aggregation.mask": "ring"})
+    assert str(caught.value) == "Settings: `aggregation.mask` is not a setting (Did you mean `masks`?)."
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings({"trainig.rounds": 3})
+    assert str(caught.value) == "There is no plan section `trainig` in `trainig.rounds`. Did you mean `training`?"
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings({"aggregation.zzz": 3})
     assert str(caught.value) == (
-        "Settings: `aggregation.mask` is not a setting (Did you mean `masks`?). "
+        "Settings: `aggregation.zzz` is not a setting. "
         "Settings of [aggregation]: masks, graph, neighbours, threshold, float_scale, width, resolution."
     )
 

@@ -34,7 +34,7 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
 from bilateral.runs.hetero.in_process import run_hetero
-from bilateral.runs.hetero.plan import HeteroPlan, dump_hetero_plan, load_hetero_plan
+from bilateral.runs.hetero.plan import HeteroPlan, hetero_plan_with_comments, load_hetero_plan
 from bilateral.runs.hetero.result import AVERAGE, HeteroResult
 
 FLARE_ENGINES = ("flare-sim", "flare-poc")
@@ -137,7 +137,7 @@ def hetero_command(
     else:
         chosen = _build_plan(plan, named, settings)
     if write_plan is not None:
-        write_new_plan(dump_hetero_plan(chosen), write_plan, json=json)
+        write_new_plan(hetero_plan_with_comments(chosen), write_plan, json=json)
         return
     with (
         ProgressBar(f"{chosen.data.name}, {chosen.clients.number} clients, %", quiet=quiet) as bar,

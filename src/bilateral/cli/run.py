@@ -38,7 +38,7 @@ from bilateral.cli.options import (
 from bilateral.cli.run_result import print_result
 from bilateral.engine.kind import ROUNDS, RunKind, kind_of_plan
 from bilateral.engine.named_code import code_of
-from bilateral.engine.plan import RunPlan, dump_plan, load_plan
+from bilateral.engine.plan import RunPlan, load_plan, plan_with_comments
 from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory, plan_at
 from bilateral.engine.run_status import RunStatus
@@ -168,7 +168,7 @@ def run_command(
     else:
         chosen, reference = _new_plan(plan, named, settings, epsilon, reference)
     if write_plan is not None:
-        write_new_plan(dump_plan(chosen), write_plan, json=json)
+        write_new_plan(plan_with_comments(chosen), write_plan, json=json)
         return
     title = f"{chosen.data.name} / {chosen.model.name}"
     with (
@@ -181,7 +181,7 @@ def run_command(
     if json:
         print_json(result.as_dict())
     else:
-        print_result(result.as_dict())
+        print_result(result.as_dict(), chosen)
         if page is not None:
             out.print(f"Report:  {escape(str(page))}")
     if not result.finished:

@@ -10,17 +10,21 @@ from rich.table import Table
 
 from bilateral.cli.any_kind import print_guarantee
 from bilateral.cli.console import out
+from bilateral.engine.plan import RunPlan
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.ladder import Rung, who_sees_what
 
+_WORTH_A_WORD = 1e-3
+"""Of the difference to FedSGD: where one would ask."""
 
-def print_result(values: Mapping[str, Any]) -> None:
+
+def print_result(values: Mapping[str, Any], plan: RunPlan) -> None:
     """For people: figures first, then what is hidden from whom, and where the results lie."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name, said in (*_quality(values), *_course(values), *_seen_by_clients(values)):
+    for name, said in (*_quality(values, plan), *_course(values), *_seen_by_clients(values)):
         table.add_row(name, said)
     out.print(table)
     for warning in values.get("warnings", ()):
@@ -36,7 +40,7 @@ def print_result(values: Mapping[str, Any]) -> None:
         out.print(f"Results: {escape(values['output'])}")
 
 
-def _quality(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _quality(values: Mapping[str, Any], plan: RunPlan) -> Iterator[tuple[str, str]]:
     metric = values["metric"]
     yield metric, f"{values['metric_value']:.4f}"
     for name, other in values["metrics"].items():
@@ -46,10 +50,23 @@ def _quality(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"{metric} of FedSGD, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}"
         difference = f"{values['difference_to_fedavg']:.1e} (relative, all rounds)"
         yield "largest difference of weights to FedSGD", difference
+        if values["difference_to_fedavg"] > _WORTH_A_WORD and (why := _why_it_differs(plan)):
+            yield "", why
     if values.get("recovery_error") is not None:
         yield "recovery checked before round 1", f"{values['recovery_error']:.0e} against plain autograd"
     if values.get("best_round") is not None:
         yield "best on validation data", f"after round {values['best_round']}; that model is the result"
+
+
+def _why_it_differs(plan: RunPlan) -> str:
+    """What a difference to FedSGD under perturbation comes of, and what takes it away; of sealed training, its ring."""
+    if plan.traits.computes_on_shares:
+        return "fixed point: sums of 64-bit words"
+    if plan.traits.hides_model and plan.perturbation.norm_inputs == "scaled":
+        return "norms: eps acts as eps / factor^2; not so with perturbation.norm_inputs = exact, or a smaller eps"
+    if plan.training.dtype == "float32":
+        return "rounding, which norms and many rounds magnify; training.dtype = float64 takes it away"
+    return ""
 
 
 def _course(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,7 @@ class SiteParty(Protocol):
 
 
 class Progress(Protocol):
-    """How far a run is; kinds have more to say. Its text is a note for people."""
+    """How far a run is; kinds have more to say. Its text is a note for people, `metrics` what was measured just now."""
 
     @property
     def num_done(self) -> int: ...

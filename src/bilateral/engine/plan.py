@@ -29,6 +29,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler  # where py
 from pydantic_core import PydanticKnownError, to_json
 
 from bilateral.arguments import checked
+from bilateral.engine.plan_comments import commented_toml
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.evaluation import Measures
@@ -405,3 +406,8 @@ def load_plan(path: str | Path) -> RunPlan:
 def dump_plan(plan: RunPlan) -> str:
     """The plan as TOML."""
     return as_toml(plan)
+
+
+def plan_with_comments(plan: RunPlan) -> str:
+    """The plan as TOML for people: every setting, with a comment."""
+    return commented_toml(plan)

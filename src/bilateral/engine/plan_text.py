@@ -40,8 +40,9 @@ def _validated(kind: type[_P], values: Mapping[str, Any], beginning: str) -> _P:
     except ValidationError as error:
         found = error.errors()
         problems = "; ".join(_explain(problem, kind) for problem in found)
-        unknown = dict.fromkeys(_section_of(problem) for problem in found if problem["type"] == "extra_forbidden")
-        remedy = " ".join(known_settings(kind, path) for path in unknown)
+        unknown = [problem for problem in found if problem["type"] == "extra_forbidden"]
+        strange = dict.fromkeys(tuple(map(str, one["loc"][:-1])) for one in unknown if not _hint(one, kind))
+        remedy = " ".join(known_settings(kind, path) for path in strange)
         raise PlanError(f"{beginning}: {problems}.", remedy=remedy) from error
 
 
@@ -59,7 +60,8 @@ def with_settings(plan: _P, settings: Mapping[str, Any], optional: Collection[st
             if section is values and part in optional:
                 section.setdefault(part, {})
             if not isinstance(section.get(part), dict):
-                hint, remedy = _meant(part, section), known_settings(type(plan))
+                hint = _meant(part, section)
+                remedy = "" if hint else known_settings(type(plan))
                 raise PlanError(f"There is no plan section `{part}` in `{dotted}`.{hint}", remedy=remedy)
             section = section[part]
         section[last] = value
@@ -107,18 +109,15 @@ def _explain(problem: Any, kind: type[BaseModel]) -> str:
     if not where:  # about several settings at once
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        *path, last = map(str, problem["loc"])
-        return f"`{where}` is not a setting{_hint(last, kind, path)}"
+        return f"`{where}` is not a setting{_hint(problem, kind)}"
     return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
 
 
-def _section_of(problem: Any) -> tuple[str, ...]:
-    return tuple(map(str, problem["loc"][:-1]))
-
-
-def _hint(name: str, kind: type[BaseModel], path: Sequence[str]) -> str:
+def _hint(unknown: Any, kind: type[BaseModel]) -> str:
+    """What may have been meant. A section is not told to be a setting."""
+    *path, name = map(str, unknown["loc"])
     elsewhere = [f"{other}.{name}" for other, section in _sections(kind).items() if name in section.model_fields]
-    here = _close(name, _names_at(kind, path))
+    here = _close(name, _sections(kind) if isinstance(unknown["input"], dict) else _names_at(kind, path))
     if elsewhere:
         return f" (Did you mean {' or '.join(f'`{one}`' for one in elsewhere[:_NUM_MEANT])}?)"
     return f" (Did you mean `{here}`?)" if here else ""

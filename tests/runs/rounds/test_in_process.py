@@ -329,6 +329,16 @@ def test_paths_may_be_strings(tmp_path):
     assert run(plan(training__rounds=1), output=str(tmp_path / "r")).output == tmp_path / "r"
 
 
+def test_a_report_has_metrics_only_where_something_was_measured():
+    told = []
+    result = run(plan(training__rounds=5, training__evaluate_every=2), save=False, on_round=told.append)
+    measured = {report.round_index: report.metrics for report in told if report.metrics}
+    assert list(measured) == [2, 4, 5]
+    assert measured[5] == result.metrics
+    assert {report.round_index: report.latest for report in told}[3] == measured[2]
+    assert all("accuracy" in str(report) for report in told)
+
+
 def test_the_reported_difference_is_the_largest_over_all_rounds():
     seen = []
     result = run(plan(), save=False, on_round=lambda r: seen.append(r.difference_to_fedavg))

@@ -284,7 +284,7 @@ class TestMalformed:
         "answer",
         [None, {}, [], {REPLY: []}, {REPLY: [b"nonsense"]}, {REPLY: [b""] * 2}, {REFUSED: "no"}, {REFUSED: 1},
          {REPLY: ["text"]}, {REPLY: [encode(WhatNext(1))]}, {REPLY: [encode(Ask(0, 1, "class"))]},
-         {REPLY: [encode(AnswersDealt(0, bytes(32), b""))]}, {REPLY: [bytes(1 << 24)]}],
+         {REPLY: [encode(AnswersDealt(0, bytes(32), b"", ()))]}, {REPLY: [bytes(1 << 24)]}],
     )  # fmt: skip
     def test_a_site_that_answers_nonsense_costs_nobody_a_question(self, tmp_path, monkeypatch, answer):
         monkeypatch.setattr("bilateral.serving.hosted.server.RETRY_SECONDS", 0.05)

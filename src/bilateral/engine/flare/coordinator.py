@@ -77,6 +77,7 @@ class Coordinator:
         self.data_dir = data_dir
         self._stop = threading.Event()
         self._last: Progress | None = None
+        self._metrics: dict[str, float] = {}
         self._num_steps, self._is_open = 0, False
 
     @collab.main
@@ -115,13 +116,14 @@ class Coordinator:
 
     def _note(self, progress: Progress) -> None:
         self._last = progress
+        self._metrics = dict(progress.metrics) or self._metrics
 
     def _status(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002
         """What an administrator sees of a running job. A round is whatever the kind counts."""
         last = self._last
         if last is None:
             return {"round": 0, "num_rounds": self._num_steps, "metrics": {}}
-        told = {"round": last.num_done, "num_rounds": last.num_steps, "metrics": dict(last.metrics)}
+        told = {"round": last.num_done, "num_rounds": last.num_steps, "metrics": self._metrics}
         return {**told, "open": True} if self._is_open else told
 
     def _ask_to_stop(self, topic: str, data: Any, fl_ctx: Any) -> dict[str, Any]:  # noqa: ARG002

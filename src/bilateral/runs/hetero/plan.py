@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic import (
 
 from bilateral.engine.kind import HETERO
 from bilateral.engine.plan import ModelPlan
+from bilateral.engine.plan_comments import commented_toml
 from bilateral.engine.plan_text import OtherKind, as_toml, read_plan, validated, with_settings
 from bilateral.learning.client import num_participants
 from bilateral.learning.hetero.settings import (
@@ -208,6 +209,45 @@ def parse_hetero_plan(values: dict[str, Any], source: str) -> HeteroPlan:
 def load_hetero_plan(path: str | Path) -> HeteroPlan:
     """Read a plan from a TOML file."""
     return read_plan(HeteroPlan, path, "bilateral hetero", ONE_MODEL, HETERO)
+
+
+_SAID: Final = {
+    "seed": "decides the deal of the data, initial weights, queries and, in a simulation, secrets",
+    "answers": "secure: nobody but who asks learns answers; plain: as a measure",
+    "style": "how secure answers compare numbers, and so who sees what of them",
+    "iterations": "of asking and learning from answers",
+    "data.name": "a known set, or package.module:function that returns a Dataset",
+    "data.options": "what the loader is called with",
+    "data.partition": "how the set is dealt to the clients",
+    "data.samples_per_client": "0: all",
+    "data.shrink": "pictures are made smaller by so much",
+    "clients.number": "client 1 has the first architecture, and so on, again from the first",
+    "clients.architectures": "networks of the zoo, or package.module:function",
+    "training.epochs": "of a client alone, before it asks",
+    "training.augment": "whether pictures are shifted and mirrored",
+    "training.batch_size": "samples of a step",
+    "training.weight_decay": "of sgd",
+    "training.learning_rate": "of sgd",
+    "training.momentum": "of sgd",
+    "queries.pool": "what queries are made of",
+    "queries.number": "of a client in an iteration",
+    "queries.selection": "which of the pool are asked",
+    "queries.pool_factor": "the pool has so many times as many",
+    "queries.fraction": "of the other clients: how many answer",
+    "queries.normalisation": "of logits, before they are added",
+    "retraining.epochs": "on the answers and the own samples",
+    "retraining.max_steps": "fewer steps than that many epochs have",
+    "retraining.batch_size": "samples of a step",
+    "retraining.learning_rate": "of adam",
+    "retraining.temperature": "of the softmax of answers",
+    "retraining.private_weight": "of the own samples, beside the answers",
+    "retraining.augment": "whether pictures are shifted and mirrored",
+}
+
+
+def hetero_plan_with_comments(plan: HeteroPlan) -> str:
+    """The plan as TOML for people: every setting, with a comment."""
+    return f'kind = "{HETERO}"\n{commented_toml(plan, _SAID)}'
 
 
 def dump_hetero_plan(plan: HeteroPlan) -> str:

@@ -236,6 +236,12 @@ def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"There is no exported model at {path}.", remedy="Make one with `bilateral export`.")
+    if path.suffix in (".onnx", ".pt2"):
+        reader = "onnxruntime" if path.suffix == ".onnx" else "torch.export.load"
+        raise CheckpointError(
+            f"{path} is for other programs ({reader}); it is not read here.",
+            remedy="Export the run once more, with --output model.safetensors.",
+        )
     try:
         file = read_tensor_file(path)
         card = parse_card(file.text("bilateral"))

@@ -176,7 +176,8 @@ class RoundLoop:
 
     def progress(self) -> RoundReport:
         rounds = self._next_round if self._is_last else self.plan.training.rounds
-        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed))
+        evaluated = self._rows[-1]["round"] if self._rows else None
+        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed), evaluated)
 
     def close(self) -> None:
         self.on_close()

@@ -29,13 +29,21 @@ class FailedRound:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What there is to tell after a round; metrics are of the last evaluation."""
+    """What there is to tell after a round."""
 
     round_index: int
     num_rounds: int
-    metrics: dict[str, float]
+    latest: dict[str, float]
+    """Metrics of the last evaluation, which may be some rounds ago."""
     difference_to_fedavg: float | None
     num_failed: int = 0
+    evaluated: int | None = None
+    """After how many rounds that was."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of an evaluation after this round; empty if there was none."""
+        return self.latest if self.evaluated == self.round_index else {}
 
     @property
     def num_done(self) -> int:
@@ -46,7 +54,7 @@ class RoundReport:
         return self.num_rounds
 
     def __str__(self) -> str:
-        metric, value = main_metric(self.metrics)
+        metric, value = main_metric(self.latest)
         difference = self.difference_to_fedavg
         failed = f"  {self.num_failed} failed" if self.num_failed else ""
         return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.audit.chance import each_holds, none_is_broken
 
 from bilateral.audit.effort import EFFORTS
 from bilateral.audit.experiment import Context
@@ -40,7 +41,7 @@ def context(**settings):
 
 
 def verdicts(found):
-    return {one.attack: judge(one).verdict for one in EXPERIMENT.run(found)}
+    return {one.attack: judge(one) for one in EXPERIMENT.run(found)}
 
 
 def scaled(monkeypatch, factor):
@@ -170,24 +171,30 @@ def test_noise_that_is_not_as_claimed_is_found(monkeypatch, spoil, found_by):
     ],
 )
 def test_honest_noise_holds_and_every_reading_could_have_failed(settings):
-    found = verdicts(context(**settings))
-    assert set(found.values()) == {"holds"}
-    assert (SAMPLING in found) == ("noise.unit" not in settings)
-    assert (COUNT in found) == ("noise.adaptive_clip" in settings)
+    def of(seed):
+        found = verdicts(context(**settings, seed=seed))
+        assert (SAMPLING in found) == ("noise.unit" not in settings)
+        assert (COUNT in found) == ("noise.adaptive_clip" in settings)
+        return found
+
+    each_holds(of)
 
 
 def test_a_count_of_adaptive_clipping_without_noise_is_found(monkeypatch):
     noisy = DistributedGaussian._noisy
     spoilt = lambda self, values, *rest: noisy(self, values, *rest) if values.numel() > 1 else values.double()  # noqa: E731
     monkeypatch.setattr(DistributedGaussian, "_noisy", spoilt)
-    found = verdicts(context(**{"noise.adaptive_clip": True}))
-    assert found[COUNT] == "broken"
-    assert found[SUMS] == "holds"
+
+    def of(seed):
+        return verdicts(context(**{"noise.adaptive_clip": True}, seed=seed))
+
+    assert of(0)[COUNT].verdict == "broken"
+    each_holds(lambda seed: {SUMS: of(seed)[SUMS]})
 
 
 def test_more_noise_than_claimed_is_no_break(monkeypatch):
     scaled(monkeypatch, 1.5)
-    assert "broken" not in verdicts(context()).values()
+    none_is_broken(lambda seed: verdicts(context(seed=seed)))
 
 
 def test_plans_without_sound_noise_are_left_alone():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
+from tests.audit.chance import each_holds
 
 from bilateral.audit.effort import EFFORTS
 from bilateral.audit.evidence import evidence_from
@@ -26,12 +29,14 @@ PLAN = HeteroPlan().with_settings(
 )
 
 
-def audited(style):
+@cache
+def audited(style, seed=0):
+    plan = PLAN.with_settings({"seed": seed})
     progress = {one.name: [] for one in EXPERIMENTS}
     evidence = []
     for one in EXPERIMENTS:
         tell = lambda fraction, note, told=progress[one.name]: told.append((fraction, note))  # noqa: E731
-        evidence += one.run(context_of(PLAN, "smoke", None, tell, style=style))
+        evidence += one.run(context_of(plan, "smoke", None, tell, style=style))
     return evidence, progress
 
 
@@ -60,8 +65,17 @@ def verdicts(evidence, style):
     }
 
 
+def of_claims(style, subjects):
+    """The verdicts on these claims, by seed."""
+
+    def of(seed):
+        found = verdicts(audited(style, seed)[0], style)
+        return {subject: found[subject] for subject in subjects}
+
+    return of
+
+
 def test_the_sealed_comparison_hides_all_that_it_claims(sealed):
-    found = verdicts(sealed[0], SEALED)
     claims = {one.subject for one in context_of(PLAN, "smoke", None, style=SEALED).guarantee().claims}
     assert claims == {
         "shared prediction, server",
@@ -69,15 +83,12 @@ def test_the_sealed_comparison_hides_all_that_it_claims(sealed):
         "activations",
         "single answers",
     }
-    for subject in claims:
-        assert found[subject].verdict == "holds", found[subject].reason
-    assert 5 not in found
+    each_holds(of_claims(SEALED, claims))
+    assert 5 not in verdicts(sealed[0], SEALED)
 
 
-def test_activations_are_attacked_in_every_way_with_controls_that_work(sealed):
-    of_it = [one for one in sealed[0] if one.tests == "activations"]
-    working = {one.attack for one in of_it if judge(one).verdict == "holds" and one.adaptive}
-    assert working >= {
+def test_activations_are_attacked_in_every_way_with_controls_that_work():
+    ways = {
         "votes on signs over repeated queries",
         "greatest common divisors of blinded numbers",
         "learning from everything it has, the plan's queries",
@@ -86,16 +97,27 @@ def test_activations_are_attacked_in_every_way_with_controls_that_work(sealed):
         "classifier on every bit of the view, hidden layers of two worlds",
     }
 
+    def of(seed):
+        of_it = [one for one in audited(SEALED, seed)[0] if one.tests == "activations" and one.adaptive]
+        found = {one.attack: judge(one) for one in of_it}
+        return {attack: found[attack] for attack in ways}
 
-def test_the_hardened_comparison_hides_signs_and_views_hide_secrets(hardened):
-    found = verdicts(hardened[0], HARDENED)
-    for subject in ("signs of activations", "shared prediction, server", "shared prediction, answering party"):
-        assert found[subject].verdict == "holds", found[subject].reason
+    each_holds(of)
 
 
-def test_nobody_is_told_apart_under_one_sum(hardened):
-    games = [one for one in hardened[0] if one.target.scores[0].metric.name == "answers told apart under one sum"]
-    assert [judge(game).verdict for game in games] == ["holds", "holds"]
+def test_the_hardened_comparison_hides_signs_and_views_hide_secrets():
+    subjects = ("signs of activations", "shared prediction, server", "shared prediction, answering party")
+    each_holds(of_claims(HARDENED, subjects))
+
+
+def test_nobody_is_told_apart_under_one_sum():
+    def of(seed):
+        evidence, _ = audited(HARDENED, seed)
+        games = [one for one in evidence if one.target.scores[0].metric.name == "answers told apart under one sum"]
+        assert len(games) == 2
+        return dict(enumerate(map(judge, games)))
+
+    each_holds(of)
 
 
 def test_what_is_open_by_nature_is_reported_as_open(hardened, sealed):

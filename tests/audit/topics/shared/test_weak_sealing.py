@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.audit.chance import each_holds, none_is_broken
 from tests.audit.shared_samples import asked
 
 from bilateral.audit.effort import EFFORTS
@@ -49,6 +50,20 @@ def quiet(_fraction, _note):
 def setting():
     made = prepare(PLAN, SEALED, EFFORTS["smoke"].shared, SeededRandomness(3, "weak sealing"), quiet)
     return replace(made, effort=replace(made.effort, examples=12, trials=20))
+
+
+def at(seed, setting):
+    """The same parties and networks; keys, attackers and worlds are others."""
+    return replace(setting, randomness=SeededRandomness(3, "weak sealing", seed))
+
+
+def by_row(evidence):
+    return {(one.tests, one.adversary, one.attack, one.adaptive): judge(one) for one in evidence}
+
+
+def some_adaptive(rows):
+    """One that holds if there is any."""
+    return max((found for (*_, adaptive), found in rows.items() if adaptive), key=lambda one: one.verdict == "holds")
 
 
 def broken(evidence):
@@ -117,7 +132,7 @@ def test_weak_sealing_shows_activations_to_both_computing_parties(setting, monke
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
     assert answers_are_right()
-    assert broken(hiding_experiment(setting, quiet)) == {SERVER, ANSWERER}
+    assert broken(hiding_experiment(setting, quiet)) >= {SERVER, ANSWERER}
 
 
 def beta_of_r():
@@ -146,10 +161,12 @@ def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypa
 
 
 def test_right_sealing_does_not(setting):
-    """In 20 trials a game may look suspicious by chance; then nothing is concluded from that row."""
-    found = [judge(one) for one in hiding_experiment(setting, quiet)]
-    assert not [one.reason for one in found if one.verdict == "broken"]
-    assert {one.evidence.tests for one in found if one.verdict == "holds"} == {SERVER, ANSWERER}
+    def of(seed):
+        found = by_row(hiding_experiment(at(seed, setting), quiet))
+        assert {tests for tests, *_ in found} == {SERVER, ANSWERER}
+        return found
+
+    each_holds(of)
 
 
 def shown_to_the_dealer():
@@ -189,14 +206,16 @@ def test_a_dealer_who_is_shown_what_is_opened_reads_activations(setting, monkeyp
     for owner, name, value in shown_to_the_dealer():
         monkeypatch.setattr(owner, name, value)
     assert answers_are_right()
-    assert broken(attack(setting, quiet)) == {"activations"}
+    assert broken(attack(setting, quiet)) >= {"activations"}
 
 
 @pytest.mark.parametrize("attack", [signs_experiment, learned_experiment, hidden_layer_experiment])
 def test_a_dealer_who_only_deals_does_not(setting, attack):
-    found = [judge(one) for one in attack(setting, quiet)]
-    assert not [one.reason for one in found if one.verdict == "broken"]
-    assert [one for one in found if one.verdict == "holds" and one.evidence.adaptive]
+    def of(seed):
+        return by_row(attack(at(seed, setting), quiet))
+
+    none_is_broken(of)
+    each_holds(lambda seed: {"one of the adaptive": some_adaptive(of(seed))})
 
 
 def test_a_table_of_the_wrong_digit_makes_wrong_answers(monkeypatch):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.audit.chance import each_holds
 
 from bilateral.audit.effort import EFFORTS
 from bilateral.audit.topics.shared.shared_games import hiding_experiment, single_answers_experiment
@@ -46,6 +47,15 @@ def quiet(_fraction, _note):
 def setting():
     made = prepare(PLAN, HARDENED, EFFORTS["smoke"].shared, SeededRandomness(3, "weak sharing"), quiet)
     return replace(made, effort=replace(made.effort, examples=12, trials=20))
+
+
+def at(seed, setting):
+    """The same parties and networks; keys, attackers and worlds are others."""
+    return replace(setting, randomness=SeededRandomness(3, "weak sharing", seed))
+
+
+def by_row(evidence):
+    return {(one.tests, one.adversary, one.attack, one.adaptive): judge(one) for one in evidence}
 
 
 def broken(evidence):
@@ -96,14 +106,16 @@ MASKINGS = {
 def test_weak_masks_do_not_hide_queries_and_weights(setting, monkeypatch, changes):
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
-    assert broken(hiding_experiment(setting, quiet)) == {SERVER, ANSWERER}
+    assert broken(hiding_experiment(setting, quiet)) >= {SERVER, ANSWERER}
 
 
 def test_right_masks_do(setting):
-    """In 20 trials a game may look suspicious by chance; then nothing is concluded from that row."""
-    found = [judge(one) for one in hiding_experiment(setting, quiet)]
-    assert not [one.reason for one in found if one.verdict == "broken"]
-    assert {one.evidence.tests for one in found if one.verdict == "holds"} == {SERVER, ANSWERER}
+    def of(seed):
+        found = by_row(hiding_experiment(at(seed, setting), quiet))
+        assert {tests for tests, *_ in found} == {SERVER, ANSWERER}
+        return found
+
+    each_holds(of)
 
 
 def weak_blinding(change):
@@ -149,7 +161,7 @@ BLINDINGS = {
 def test_weak_blinding_does_not_hide_activations(setting, monkeypatch, changes):
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
-    assert broken(signs_experiment(setting, quiet)) == {"signs of activations"}
+    assert broken(signs_experiment(setting, quiet)) >= {"signs of activations"}
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -168,7 +180,7 @@ def test_weak_factors_are_found_by_a_control_that_does_not_draw_them(setting, mo
 
 
 def test_right_blinding_does(setting):
-    assert {judge(one).verdict for one in signs_experiment(setting, quiet)} == {"holds"}
+    each_holds(lambda seed: by_row(signs_experiment(at(seed, setting), quiet)))
 
 
 real_deliver, real_receive = prediction._deliver, PredictionClient._receive
@@ -199,8 +211,8 @@ SUMS = {
 def test_weak_sums_do_not_hide_single_answers(setting, monkeypatch, changes):
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
-    assert broken(single_answers_experiment(setting, quiet)) == {"single answers"}
+    assert broken(single_answers_experiment(setting, quiet)) >= {"single answers"}
 
 
 def test_right_sums_do(setting):
-    assert {judge(one).verdict for one in single_answers_experiment(setting, quiet)} == {"holds"}
+    each_holds(lambda seed: by_row(single_answers_experiment(at(seed, setting), quiet)))
