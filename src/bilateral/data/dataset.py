@@ -114,12 +114,12 @@ class LazySplit(Split):
         return len(self.samples)
 
     @property
-    def inputs(self) -> Tensor:  # type: ignore[override]
+    def inputs(self) -> Tensor:
         """All of them, loaded now and kept: for whoever needs them at once."""
         return self._all().inputs
 
     @property
-    def targets(self) -> Tensor:  # type: ignore[override]
+    def targets(self) -> Tensor:
         known = self.known_targets
         return self._all().targets if known is None else known
 
@@ -246,7 +246,7 @@ def _check_first(split: LazySplit, where: str, task: Task, num_outputs: int) -> 
         raise DataError(
             f"Expected at least one sample in {where}, got an empty split.", remedy="Check where it reads from."
         )
-    first = Split(*(value.unsqueeze(0) for value in split.first))
+    first = Split(split.first[0].unsqueeze(0), split.first[1].unsqueeze(0))
     _check_inputs(first, where)
     _check_targets(first, where, task, num_outputs)
     known = split.known_targets

@@ -86,7 +86,7 @@ class MappedSamples:
         if self._loader is None:
             self._loader = DataLoader(
                 reader,
-                batch_sampler=self._chunks,  # type: ignore[arg-type]
+                batch_sampler=self._chunks,
                 num_workers=self.workers,
                 collate_fn=_as_they_are,
                 persistent_workers=True,
@@ -173,7 +173,8 @@ def _input(value: Any, where: str) -> Tensor:
             f"Expected the input of {where} in floating point, or as numbers of tokens (int64), got {value.dtype}.",
             remedy="Convert it in the dataset's transform, pixels for example with `picture.float() / 255`.",
         )
-    return value.unsqueeze(0) if value.dim() == 0 else value
+    found: Tensor = value
+    return found.reshape(1) if found.dim() == 0 else found
 
 
 def _target(value: Any, task: Task, where: str) -> Tensor:

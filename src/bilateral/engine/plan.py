@@ -45,6 +45,7 @@ from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
 from bilateral.protocols.mask.widths import WIDEST
 from bilateral.protocols.objective import LossName
+from bilateral.protocols.placement import DEVICE_PATTERN, Placement, Precision, device_named
 
 DEFAULT_CLIENTS = 5
 BASIC_METRICS: Final = ("loss", "accuracy", "balanced_accuracy", "exact_match", "mse", "r2")
@@ -56,6 +57,8 @@ ONLY_WITH_LOCAL_STEPS: Final = [
     ("server_momentum", 0.9),
 ]
 NEUTRAL_TRAINING: Final = [
+    ("precision", "full"),
+    ("micro_batch", 0),
     ("class_weights", []),
     ("label_smoothing", 0.0),
     ("huber_delta", 1.0),
@@ -122,7 +125,9 @@ class FederationPlan(Section):
     )
     patience: float = Field(default=600.0, ge=0, description="seconds to wait for that many sites")
     dealer: str = Field(
-        default=ROTATING, min_length=1, description="sealed training: who deals; a party without data, or rotating"
+        default=ROTATING,
+        min_length=1,
+        description="who deals: a party without data, or rotating (clients do)",
     )
 
     def num_participants(self, num_clients: int) -> int:
@@ -174,6 +179,15 @@ class TrainingPlan(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     memory_format: Literal["auto", "default", "channels_last"] = "auto"
+    device: str = Field(
+        default="cpu", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:1 or mps; each machine has its own"
+    )
+    precision: Precision = Field(default="full", description="bf16: clients compute under autocast; parameters stay")
+    micro_batch: int = Field(default=0, ge=0, description="samples of a batch at once; 0 is all, the same gradient")
+
+    def placement(self) -> Placement:
+        """Where and how clients of this machine compute. An error if it has no such device."""
+        return Placement(device_named(self.device), self.precision, self.micro_batch)
 
     @property
     def channels_last(self) -> bool | None:
@@ -284,7 +298,8 @@ class RunPlan(Section):
     @property
     def named_dealer(self) -> str | None:
         """A party without data that deals for all; None where nobody deals, or clients do so for each other."""
-        return self.federation.dealer if self.traits.computes_on_shares and self.federation.dealer != ROTATING else None
+        deals = self.traits.computes_on_shares or self.traits.sums_ciphertexts
+        return self.federation.dealer if deals and self.federation.dealer != ROTATING else None
 
     def parties(self, names: Sequence[str]) -> tuple[str, ...]:
         """Everybody with keys of the run: these clients, and whom they need besides."""
@@ -350,7 +365,8 @@ class RunPlan(Section):
     def fingerprint(self) -> str:
         """SHA-256 of the plan, in hex: what the operators of a deployment agree to.
 
-        How long the server waits, and for how many, is left out: an operator may change that between two terms.
+        How long the server waits, and for how many, is left out: an operator may change that between two terms. So is
+        the device that computes.
         """
         return fingerprint_of(self.model_dump(mode="json"))
 
@@ -373,7 +389,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         "federation": lambda key, value: (
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
-        "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
+        "training": lambda key, value: key == "device" or (key, value) in NEUTRAL_TRAINING,
         "data": lambda key, value: key == "workers" or (key in ("sites", "server") and not value),
         "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),

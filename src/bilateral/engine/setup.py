@@ -39,13 +39,14 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protections.fedavg.protection import FEDAVG
 from bilateral.protections.groundwork import Groundwork
-from bilateral.protections.registry import NO_NOISE
+from bilateral.protections.registry import NO_NOISE, spoken
 from bilateral.protections.sides import Seat
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import RoundModel
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.placement import device_named
 from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
@@ -88,6 +89,7 @@ class Blueprint:
                 f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
                 remedy="A dealer that is named has no data and nothing else to do: give it a name of its own.",
             )
+        _refuse_placement(plan, layout)
         around = Groundwork(plan, federation.problem, federation.members, model, layout, secrets)
         self._stack = make_stack(plan, around)
 
@@ -131,6 +133,7 @@ class Blueprint:
             take_statistics=replace_running_statistics
             if self.plan.training.takes_local_steps
             else update_running_statistics,
+            device=device_named(self.plan.training.device),
         )
 
     def _optimiser(self, model: nn.Module) -> Optimiser:
@@ -323,6 +326,24 @@ def _checked(layout: ModelLayout, model: nn.Module, problem: Problem) -> ModelLa
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
     return layout
+
+
+def _refuse_placement(plan: RunPlan, layout: ModelLayout) -> None:
+    """Devices, bfloat16 and micro-batches are for clients that compute plain gradients, of which nothing is exact."""
+    training, by_sample = plan.training, plan.traits.samples_by_chance
+    is_plain = training.device == "cpu" and training.placement().is_plain
+    if not is_plain and (by_sample or not plan.chosen.model.computes_anywhere):
+        raise PlanError(
+            "training.device, precision and micro_batch are for FedSGD and FedAvg, with or without masks; this plan is "
+            f"{spoken(plan.protection)}{' with noise for every sample' if by_sample else ''}.",
+            remedy="Use protection = 'masks' (with noise: noise.unit = 'client'), or leave these settings out.",
+        )
+    if training.micro_batch and layout.statistics:
+        raise PlanError(
+            "training.micro_batch would change what is trained: BatchNorm normalises by the statistics of what it sees "
+            "at once, which would be a part of the batch.",
+            remedy="Use a smaller training.batch_size, or a model with GroupNorm.",
+        )
 
 
 def _refuse_batch_of_one(name: str, plan: RunPlan, num_samples: int, layout: ModelLayout) -> None:

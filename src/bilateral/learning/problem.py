@@ -71,11 +71,11 @@ class LazyShare(Share):
         return len(self.own)
 
     @property
-    def inputs(self) -> Tensor:  # type: ignore[override]
+    def inputs(self) -> Tensor:
         return self.own.inputs
 
     @property
-    def targets(self) -> Tensor:  # type: ignore[override]
+    def targets(self) -> Tensor:
         return self._prepared(self.own.targets)
 
     def subset(self, indices: Tensor) -> Split:

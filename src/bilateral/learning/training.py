@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.protocols.placement import CPU
 from bilateral.protocols.statistics import update_running_statistics
 
 TakeStatistics = Callable[[nn.Module, ModelLayout, Tensor], None]
@@ -50,6 +52,8 @@ class Training:
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum; with local steps, the mean change."""
     take_statistics: TakeStatistics = update_running_statistics
+    device: torch.device = CPU
+    """Where the model is measured; it lives on the CPU."""
 
     def check_recovery(self) -> RecoveryReport | None:
         """Try on the server's own inputs whether rounds would recover the gradient of plain training.
@@ -143,16 +147,17 @@ class Training:
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        return predict_with(self.model)(inputs)
+        return predict_with(self.model, self.device)(inputs)
 
 
-def predict_with(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Inputs -> outputs of a model in evaluation mode."""
+def predict_with(model: nn.Module, device: torch.device = CPU) -> Callable[[Tensor], Tensor]:
+    """Inputs -> outputs of a model in evaluation mode; on another device, of a copy of it as it is now."""
+    placed = model if device == CPU else copy.deepcopy(model).to(device)
 
     def predict(inputs: Tensor) -> Tensor:
-        with evaluating(model), torch.no_grad():
-            result: Tensor = model(inputs)
-        return result
+        with evaluating(placed), torch.no_grad():
+            result: Tensor = placed(inputs.to(device))
+        return result.cpu()
 
     return predict
 

@@ -190,7 +190,7 @@ class Objective:
     def _elementwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Before the mean: a row a sample."""
         weights = (
-            torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device) if self.class_weights else None
+            torch.tensor(self.class_weights, dtype=outputs.dtype).to(outputs.device) if self.class_weights else None
         )
         match self.name:
             case "mse":

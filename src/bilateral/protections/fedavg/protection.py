@@ -40,6 +40,7 @@ class FedSgd(ModelProtection):
     vocabulary = Vocabulary("FedSGD", to_client=(PlainModel, LocalRound, CountClasses, ClassTotals), stages=_STAGES)
     can_clip = True
     takes_any_objective = True
+    computes_anywhere = True
     one_gradient_because = ""
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
@@ -55,7 +56,7 @@ class FedSgd(ModelProtection):
         return FedAvgServer(model, around.layout)
 
     def make_client(self, basis: ClientBasis) -> ClientHalf:
-        local = basis.plan.training.local_settings
+        local, placement = basis.plan.training.local_settings, basis.plan.training.placement()
         if local is not None:
             return LocalStepsClient(
                 basis.name,
@@ -67,6 +68,7 @@ class FedSgd(ModelProtection):
                 clip=basis.clip,
                 count_clipped=basis.count_clipped,
                 workspace=basis.workspace,
+                placement=placement,
             )
         return FedAvgClient(
             basis.name,
@@ -77,6 +79,7 @@ class FedSgd(ModelProtection):
             clip=basis.clip,
             count_clipped=basis.count_clipped,
             workspace=basis.workspace,
+            placement=placement,
         )
 
     def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002

@@ -19,7 +19,7 @@ from bilateral.learning.client import invited_clients
 from bilateral.learning.evaluation import evaluate, main_metric
 from bilateral.learning.training import relative_difference
 from bilateral.protections.fedavg.protection import FEDAVG
-from bilateral.protections.registry import protection_names
+from bilateral.protections.registry import protection_named, protection_names
 from bilateral.protections.sealed.protection import SEALED
 
 REORDERED = f"{FEDAVG}-reordered"
@@ -106,7 +106,7 @@ def compare(
     """One row per training: FedSGD, `num_controls` reordered ones, and the protections, all measured against FedSGD.
 
     `protections` are names of `lanes()`, by default all that make sense (masks need two clients a round) but those that
-    take much longer (`BY_NAME`).
+    take much longer (`BY_NAME`) and the baselines of the papers.
     """
     known = lanes()
     if unknown := [name for name in protections or () if name not in known]:
@@ -117,9 +117,10 @@ def compare(
         raise PlanError(f"Expected a number of controls of at least 0, got {num_controls}.")
     federation = load_federation(plan, data_dir)
     if protections is None:
+        left_out = {*BY_NAME, *(name for name in protection_names() if protection_named(name).baseline_of)}
         alone = plan.federation.num_participants(len(federation.members)) < 2
         masked = [name for name in known if known[name]["aggregation.masks"] != "none"]
-        left_out = {*BY_NAME, *(() if plan.training.takes_local_steps else LOCAL), *(masked if alone else ())}
+        left_out |= {*(() if plan.training.takes_local_steps else LOCAL), *(masked if alone else ())}
         protections = [name for name in known if name not in left_out]
     trained = _make_lanes(plan, federation, num_controls, protections)
     names = federation.names

@@ -273,13 +273,14 @@ class RoundLoop:
         training = self.main.training
         metrics = self._evaluate(training)
         if self.validation is not None:
-            chosen_by = self._checked(self._measured(training.predict, self.validation).metrics("validation"))
+            predict = predict_with(training.model, training.device)
+            chosen_by = self._checked(self._measured(predict, self.validation).metrics("validation"))
             metrics = {**metrics, **chosen_by}
             self._best.look(self._next_round, chosen_by, training.model)
         return metrics
 
     def _evaluate(self, training: Training) -> dict[str, float]:
-        return self._checked(self._measured(training.predict, self.test).metrics())
+        return self._checked(self._measured(predict_with(training.model, training.device), self.test).metrics())
 
     def _measured(self, predict: Predict, split: Split) -> Measured:
         return measure(predict, split, self.objective, self.plan.evaluation.measures)
@@ -324,7 +325,7 @@ class RoundLoop:
         seconds, main = self._seconds, self.main.training
         view = seen_by_clients(main, self._next_round, self.test, self.objective)
         model = self._best.model(main.model)
-        measured = self._measured(predict_with(model), self.test)
+        measured = self._measured(predict_with(model, main.device), self.test)
         return RunResult(
             plan=self.plan,
             model=model,
