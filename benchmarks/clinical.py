@@ -98,7 +98,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--data-dir", type=Path)
     chosen = parser.parse_args()
-    for weights in ([], "balanced"):
+    choices: list[list[float] | str] = [[], "balanced"]
+    for weights in choices:
         print(line(chosen.case, weights, chosen.seeds, chosen.rounds, chosen.data_dir), flush=True)  # noqa: T201
 
 

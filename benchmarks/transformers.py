@@ -188,7 +188,7 @@ def trained(model: str, data: str, rounds: int, rate: float) -> dict[str, Any]:
         }
     )
     result = run(plan, save=False)
-    assert result.recovery is not None
+    assert result.recovery is not None and result.metrics_of_fedavg is not None
     return {
         "model": model,
         "data": data,
