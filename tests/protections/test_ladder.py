@@ -15,7 +15,7 @@ from bilateral.cli.main import app
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import UnsoundPlanError
 from bilateral.protections.ladder import LADDER, TITLES, as_dicts, as_markdown, who_sees_what
-from bilateral.protections.registry import protection_words, unaliased
+from bilateral.protections.registry import baseline_names, protection_words, unaliased
 from bilateral.report.audit_html import audit_html
 from bilateral.runs.rounds.in_process import run
 
@@ -30,6 +30,7 @@ def test_every_rung_is_a_protection_that_plans_can_name():
 
 def test_every_protection_of_the_package_that_stands_alone_is_a_rung():
     assert {rung.protection for rung in LADDER} == {unaliased(word) for word in protection_words()}
+    assert not {rung.protection for rung in LADDER} & set(baseline_names())
 
 
 def test_the_readme_has_the_table():

@@ -14,7 +14,14 @@ from bilateral.errors import PlanError, UnsoundPlanError
 from bilateral.protections import registry
 from bilateral.protections.base import ModelProtection, Vocabulary
 from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
-from bilateral.protections.registry import mechanism_names, protection_names, register, spoken, unregister
+from bilateral.protections.registry import (
+    baseline_names,
+    mechanism_names,
+    protection_names,
+    register,
+    spoken,
+    unregister,
+)
 from bilateral.protections.sections import Section
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.messages import RecoveredUpdate
@@ -121,7 +128,7 @@ def test_plans_without_it_are_as_they_were(toy):
 
 
 def test_a_name_that_is_not_registered_is_no_protection():
-    with pytest.raises(PlanError, match="Input should be 'perturbation', 'fedavg', 'masks' or 'sealed', got 'toy'"):
+    with pytest.raises(PlanError, match=r"Input should be 'perturbation', 'fedavg', 'masks', 'sealed', .*, got 'toy'"):
         parse_plan({"protection": "toy"}, "here")
     with pytest.raises(PlanError, match="`toy` is not a setting"):
         parse_plan({"toy": {"factor": 2.0}}, "here")
@@ -196,7 +203,7 @@ def test_an_installed_package_registers_one_by_an_entry_point(monkeypatch):
     registry._load_installed.cache_clear()
     try:
         with pytest.warns(UserWarning, match="'broken' .*was left out"):
-            assert protection_names() == ("perturbation", "fedavg", "masks", "sealed", "toy")
+            assert protection_names() == ("perturbation", "fedavg", "masks", "sealed", *baseline_names(), "toy")
         assert RunPlan(protection="toy").chosen.model.name == "toy"
     finally:
         unregister("toy")

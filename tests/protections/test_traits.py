@@ -13,6 +13,7 @@ from bilateral.protections.registry import everyone, mechanism_names, protection
 from bilateral.protections.traits import Traits
 
 P2 = {"hides_model": True, "model_line": 1, "upload_line": 3, "adds_noise": True, "needs_sample_counts": True}
+CIPHERS = {"sums_ciphertexts": True, "replies_in_a_round": 2}
 EXPECTED = {
     ("fedavg", "none"): Traits(needs_trace=False),
     ("perturbation", "none"): Traits(hides_model=True, model_line=1, upload_line=3, default_masks="ring"),
@@ -25,6 +26,14 @@ EXPECTED = {
         needs_sample_counts=True,
         replies_in_a_round=24,
     ),
+    ("gaussian", "none"): Traits(needs_trace=False),
+    ("ppdl", "none"): Traits(needs_trace=False),
+    ("spn", "none"): Traits(),
+    ("dbcl", "none"): Traits(needs_trace=False),
+    ("ckks", "none"): Traits(needs_trace=False, **CIPHERS, needs_sample_counts=True),
+    ("tp-smc", "none"): Traits(needs_trace=False, **CIPHERS, equal_weights=True),
+    ("hybrid-alpha", "none"): Traits(needs_trace=False, **CIPHERS, equal_weights=True),
+    ("pile", "none"): Traits(hides_model=True, model_line=1, upload_line=19, **CIPHERS, needs_sample_counts=True),
     ("fedavg", "sound"): Traits(
         needs_trace=False,
         default_masks="ring",
@@ -66,7 +75,7 @@ def test_a_plans_protections_together_are_like_this(names):
 
 def test_no_protection_is_missing_here():
     assert {name for names in EXPECTED for name in names} == {*protection_names(), *mechanism_names()}
-    assert len(everyone()) == 8
+    assert len(everyone()) == 16
 
 
 @pytest.mark.parametrize("mechanism", mechanism_names()[1:])

@@ -155,6 +155,13 @@ _LINES = (
         "the server is taken to follow the protocol",
         'noise.mechanism = "sound" bounds what a sum tells of a sample (not with sealed training); large sums blur it',
     ),
+    LedgerLine(
+        19,
+        "single uploads under sums of ciphertexts, to a server with the dealer or enough clients, or that mixes them",
+        "Truex et al., Xu et al.",
+        "the server decrypts the sum of the uploads alone",
+        'aggregation.masks = "ring": keys of pairs that nobody deals, for every round its own',
+    ),
 )
 SEALED_LINE: Final = 17
 CRAFTED_LINE: Final = 18

@@ -7,6 +7,7 @@ from typing import Any
 
 from bilateral.bench.accuracy_over_epsilon import measure_accuracy_over_epsilon
 from bilateral.bench.aggregation import measure_aggregation
+from bilateral.bench.baselines import measure_baselines
 from bilateral.bench.client_step import measure_client_step
 from bilateral.bench.growth import measure_growth
 from bilateral.bench.heterogeneous import measure_heterogeneous
@@ -34,4 +35,5 @@ BENCHMARKS: dict[str, Callable[[bool, Progress], list[dict[str, Any]]]] = {
     "heterogeneous": measure_heterogeneous,
     "secure-prediction": measure_secure_prediction,
     "sealed-step": measure_sealed_step,
+    "baselines": measure_baselines,
 }

@@ -17,7 +17,7 @@ from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
 from bilateral.protections.ladder import in_a_sentence
 from bilateral.protections.masks.protection import MASKS
-from bilateral.protections.registry import in_words, mechanism_names, protection_words
+from bilateral.protections.registry import baseline_names, in_words, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -46,7 +46,10 @@ Settings = Annotated[
 ]
 
 
-PROTECTION_HELP = f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more."
+PROTECTION_HELP = (
+    f"{in_words(protection_words())}. {in_a_sentence()}. `bilateral ladder` has more. Baselines of the papers: "
+    f"{', '.join(baseline_names())}."
+)
 MECHANISM_HELP = f"{in_words(mechanism_names()[1:])}."
 CLEAR = object()
 """As a named option: set to nothing, where None means that the option was not given."""

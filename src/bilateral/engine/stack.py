@@ -24,7 +24,7 @@ from bilateral.protections.base import Mix
 from bilateral.protections.combination import combine, name_of, refuse_unsound
 from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.registry import spoken
-from bilateral.protections.sides import ClientParts, Seat, Sides
+from bilateral.protections.sides import ClientParts, Seat, Sides, Summing
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.float_masks import FloatMaskClient
@@ -69,6 +69,7 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: M
         layout.num_statistics,
         plan.training.takes_local_steps,
         plan.noise.unit,
+        chosen.model.asks(plan, objective.name),
         tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)
@@ -82,6 +83,8 @@ def make_stack(plan: RunPlan, around: Groundwork) -> Stack:
     _refuse_what_would_be_left_out(mix, sides)
     if sides.pairwise is not None:
         return _with_pairwise_noise(name, sides, sides.pairwise, around)
+    if sides.summing is not None:
+        return _with_own_sums(name, sides, sides.summing)
     match mix.masks:
         case "ring":
             return _with_ring_masks(name, sides, around)
@@ -99,7 +102,12 @@ def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
             f"Refused, noise between clients under masks: {name_of(mix)} would have the noise and no masks.",
             remedy="Use aggregation.masks = 'none', or noise that is not between clients.",
         )
-    if (sides.words or sides.helpers) and mix.masks != "ring":
+    if sides.summing is not None and (mix.masks != "none" or sides.pairwise is not None):
+        raise UnsoundPlanError(
+            f"Refused, masks over uploads that are summed in another way: {name_of(mix)} would not have the masks.",
+            remedy="Use aggregation.masks = 'none' (or 'auto', which is that).",
+        )
+    if (sides.words or sides.helpers) and mix.masks != "ring" and sides.summing is None:
         raise UnsoundPlanError(
             f"Refused, ring words without ring masks: {name_of(mix)} would upload what nobody can read.",
             remedy="Use aggregation.masks = 'ring'.",
@@ -109,6 +117,11 @@ def _refuse_what_would_be_left_out(mix: Mix, sides: Sides) -> None:
             f"Refused, adaptive clipping without ring masks: nobody would tell clients their norm in {name_of(mix)}.",
             remedy="Use aggregation.masks = 'ring', or a clipping norm that stays.",
         )
+
+
+def _with_own_sums(name: str, sides: Sides, summing: Summing) -> Stack:
+    """What the protection brings itself, and no masks."""
+    return _stack(name, sides, summing.make_aggregation, lambda client, parts: summing.make_uploader(client))  # noqa: ARG005
 
 
 def _with_ring_masks(name: str, sides: Sides, around: Groundwork) -> Stack:

@@ -23,7 +23,9 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.no_dropout import NoDropout
 from bilateral.models.rules import function_rule
 from bilateral.models.spelled_out import SPELLED_OUT, drop_unused_weights
 
@@ -87,7 +89,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     before = set(vars(model))
     try:
         with _sizes_of_constants():
-            graph = _Tracer().trace(model)
+            graph = _traced(model)
         drop_unused_weights(graph)
     except BilateralError:
         raise
@@ -100,6 +102,15 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     for name in made:
         delattr(model, name)
     return graph, made
+
+
+def _traced(model: nn.Module) -> fx.Graph:
+    try:
+        return _Tracer().trace(model)
+    except (TypeError, IndexError):  # a buffer is cut to the size of an activation: it has to be recorded as well
+        with_buffers = _Tracer()
+        with_buffers.proxy_buffer_attributes = True
+        return with_buffers.trace(model)
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def _sizes_of_constants() -> Iterator[None]:
 
 
 class _Tracer(fx.Tracer):
-    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word; writes out attention."""
+    """Names a hook on an activation, for which torch.fx itself has no word; records composite layers written out."""
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,11 +152,25 @@ class _Tracer(fx.Tracer):
         return super().create_proxy(kind, target, *args, **kwargs)
 
 
+def check_inputs(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    vocabulary: Tensor | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Two samples that the model takes: normal ones in its own precision, or integers of `dtype` within its tables."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return torch.randn(2, *input_shape, dtype=own, generator=generator)
+    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
+
+
 def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
     """Run module and record on the same two samples; refuse a difference, and backward passes of a user's own."""
     name = type(model).__name__
     module = set_training(copy.deepcopy(model), calls.kept_in_evaluation)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), NoDropout():
         expected = _run(name, module, inputs)
         for constant, value in calls.constants.items():
             setattr(module, constant, value)
@@ -165,7 +190,7 @@ def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
 
 
 def _run(name: str, module: nn.Module, inputs: Tensor) -> Tensor:
-    torch.manual_seed(1)  # dropout
+    torch.manual_seed(1)
     try:
         result = module(inputs.clone())
     except Exception as error:  # what a meta tensor passes and a real one does not

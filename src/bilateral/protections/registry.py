@@ -20,7 +20,7 @@ from bilateral.errors import PlanError
 if TYPE_CHECKING:  # they are built from what asks for names here
     from pydantic import BaseModel
 
-    from bilateral.protections.base import ModelProtection, NoiseProtection, Protection
+    from bilateral.protections.base import AnyModelProtection, NoiseProtection, Protection
 
 GROUP: Final = "bilateral.protections"
 NO_NOISE: Final = "none"
@@ -28,7 +28,7 @@ NO_NOISE: Final = "none"
 LOCAL_STEPS: Final = "local-steps"
 """What stands in the names of trainings whose clients take steps of their own, in place of `fedavg`."""
 
-_PROTECTIONS: Final[dict[str, ModelProtection]] = {}
+_PROTECTIONS: Final[dict[str, AnyModelProtection]] = {}
 _MECHANISMS: Final[dict[str, NoiseProtection]] = {}
 
 
@@ -67,12 +67,18 @@ def mechanism_names() -> tuple[str, ...]:
 
 
 def protection_words() -> tuple[str, ...]:
-    """The same as people say them: `fedsgd` where plans store `fedavg`."""
+    """The same as people say them (`fedsgd` where plans store `fedavg`), without the baselines."""
     _load_installed()
-    return tuple(one.aliases[0] if one.aliases else one.name for one in _PROTECTIONS.values())
+    return tuple(one.aliases[0] if one.aliases else one.name for one in _PROTECTIONS.values() if not one.baseline_of)
 
 
-def protection_named(name: str) -> ModelProtection:
+def baseline_names() -> tuple[str, ...]:
+    """Schemes of others, here to be measured against."""
+    _load_installed()
+    return tuple(one.name for one in _PROTECTIONS.values() if one.baseline_of)
+
+
+def protection_named(name: str) -> AnyModelProtection:
     _load_installed()
     return _PROTECTIONS[name]
 

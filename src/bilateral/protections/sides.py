@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from bilateral.errors import PlanError
-from bilateral.learning.client import Schedule
+from bilateral.learning.aggregation import Aggregation
+from bilateral.learning.client import Schedule, Uploader
 from bilateral.learning.exchange import Party
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
 from bilateral.learning.upload_check import UploadShape
@@ -60,6 +61,16 @@ class ClientParts:
 
 
 @dataclass(frozen=True)
+class Summing:
+    """A way of adding up uploads that a protection brings itself, in place of masks."""
+
+    make_aggregation: Callable[[], Aggregation]
+    """The server's side."""
+    make_uploader: Callable[[str], Uploader]
+    """The side of the client of this name."""
+
+
+@dataclass(frozen=True)
 class Sides:
     """What the protections of a plan make of both sides, before masks go on top."""
 
@@ -84,6 +95,8 @@ class Sides:
     """How noise is divided between the terms, if sites must be told it."""
     check: GradientCheck | None = None
     """Of the recovered gradient, before the first round."""
+    summing: Summing | None = None
+    """None leaves it to the plan's masks."""
     words: bool = False
     """Uploads are ring words, which masks sum as they are."""
     helpers: Mapping[str, Callable[[KeyRing], Party]] = field(default_factory=dict)

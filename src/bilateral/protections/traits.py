@@ -19,6 +19,8 @@ class Traits:
     computes_on_shares: bool = False
     """Gradients are computed on shares between each client and the server, with the help of a dealer: clients are sent
     no model at all, and upload ring words."""
+    sums_ciphertexts: bool = False
+    """Uploads are encrypted under keys that somebody deals, and added up unread: no masks go on top."""
     model_line: int = 0
     """The line about what a client makes of the models that it is sent."""
     upload_line: int = 0

@@ -86,6 +86,19 @@ class Upload(Message):
     statistics: Tensor
 
 
+@dataclass(frozen=True)
+class HiddenUpload(Message):
+    """An upload that its receiver cannot read: to an attacker, bytes."""
+
+    round_index: int
+    ciphertext: bytes
+
+    def as_numbers(self) -> Tensor:
+        """The bytes as whole numbers of 64 bits, which is what somebody has who takes it for an upload."""
+        data = self.ciphertext
+        return torch.frombuffer(bytearray(data[: len(data) // 8 * 8] or bytes(8)), dtype=torch.int64)
+
+
 @dataclass(frozen=True, repr=False)
 class RecoveredUpdate:
     """The true aggregated gradient as a flat float64 vector, and plain batch statistics."""

@@ -69,6 +69,7 @@ def registered() -> tuple[Experiment, ...]:
 @cache
 def _of_topics() -> tuple[Experiment, ...]:
     # ruff: noqa: PLC0415 (slow: scipy, scikit-learn, scikit-image)
+    from bilateral.audit.topics.ciphers import experiments as ciphers
     from bilateral.audit.topics.dishonest import experiments as dishonest
     from bilateral.audit.topics.inversion import experiments as inversion
     from bilateral.audit.topics.masks import experiments as masks
@@ -79,7 +80,7 @@ def _of_topics() -> tuple[Experiment, ...]:
     from bilateral.audit.topics.shared import experiments as shared
     from bilateral.audit.topics.swapped import experiments as swapped
 
-    topics = (inversion, swapped, membership, model, noise, masks, dishonest, sealed, shared)
+    topics = (inversion, swapped, membership, model, noise, masks, dishonest, sealed, ciphers, shared)
     return tuple(one for topic in topics for one in topic.EXPERIMENTS)
 
 

@@ -22,7 +22,7 @@ from bilateral.data import Split
 from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening
 from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.widths import WIDEST, unpacked
-from bilateral.protocols.messages import RoundModel, Upload
+from bilateral.protocols.messages import HiddenUpload, RoundModel, Upload
 
 _RING_UNIT = 2.0**-63
 _MADE_UP = 0.1
@@ -54,10 +54,11 @@ def sent_parameters(view: View, round_index: int) -> Tensor:
     return torch.randn(view.facts.graph.num_parameters, generator=made_up) * _MADE_UP
 
 
-def upload_of(view: View, round_index: int, client: str) -> Upload | MaskedUpload | None:
-    """The last upload of a client in a round, masked or not."""
+def upload_of(view: View, round_index: int, client: str) -> Upload | MaskedUpload | HiddenUpload | None:
+    """The last upload of a client in a round, masked or encrypted or not."""
     plain = view.message(Upload, round_index=round_index, sender=client)
-    return plain or masked_upload_of(view, round_index, client)
+    masked = plain or masked_upload_of(view, round_index, client)
+    return masked or view.message(HiddenUpload, round_index=round_index, sender=client)
 
 
 def masked_upload_of(view: View, round_index: int, client: str) -> MaskedUpload | None:
@@ -70,11 +71,13 @@ def masked_upload_of(view: View, round_index: int, client: str) -> MaskedUpload 
     return replace(masked, values=unpacked(masked.values, width) << (WIDEST - width))
 
 
-def rows_of(upload: Upload | MaskedUpload, num_parameters: int) -> Tensor:
-    """All terms of an upload as numbers, terms x parameters; ring values as fractions of the ring."""
+def rows_of(upload: Upload | MaskedUpload | HiddenUpload, num_parameters: int) -> Tensor:
+    """All terms of an upload as numbers, terms x parameters; ring values and ciphertexts as fractions of the ring."""
     if isinstance(upload, Upload):
         return upload.terms.double()
-    values = upload.values.double() * _RING_UNIT
+    words = upload.as_numbers() if isinstance(upload, HiddenUpload) else upload.values
+    values = words.double() * _RING_UNIT
+    values = F.pad(values, (0, max(0, num_parameters - len(values))))
     count = len(values) // num_parameters
     return values[: count * num_parameters].view(count, num_parameters)
 
@@ -93,7 +96,18 @@ def own_gradient(view: View, round_index: int, client: str) -> Tensor | None:
     upload = upload_of(view, round_index, client)
     if isinstance(upload, MaskedUpload):
         upload = stripped_upload(view, round_index, client, {})
+    if isinstance(upload, HiddenUpload):
+        upload = taken_for_an_upload(view, upload, round_index)
     return None if upload is None else view.server_round(round_index).gradient_of(upload, client)
+
+
+def taken_for_an_upload(view: View, hidden: HiddenUpload, round_index: int) -> Upload:
+    """The bytes of a ciphertext as numbers, in the form of an upload: what is left to a server without the key."""
+    total = view.server_round(round_index).total
+    count = len(total.terms)
+    rows = rows_of(hidden, total.terms.shape[1])
+    rows = F.pad(rows, (0, 0, 0, max(0, count - len(rows))))[:count]
+    return Upload(round_index, 1, rows, torch.zeros_like(total.statistics))
 
 
 def sum_gradient(view: View, round_index: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -29,7 +29,7 @@ from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.errors import DataError
 from bilateral.models.scale_graph import ScaleGraph
-from bilateral.protocols.messages import Upload
+from bilateral.protocols.messages import HiddenUpload, Upload
 from bilateral.randomness import Randomness
 
 Method = Literal["likelihood ratio", "decomposition"]
@@ -48,6 +48,9 @@ def read_upload(view: View, round_index: int, client: str, *, adaptive: bool) ->
         return held.gradient_of(upload, client) if upload is not None else held.recovered()
     if upload is not None:
         return _sized(upload.terms[0], view)
+    hidden = view.message(HiddenUpload, round_index=round_index, sender=client)
+    if hidden is not None:
+        return _sized(hidden.as_numbers(), view)
     masked = masked_upload_of(view, round_index, client)
     if masked is None:
         raise DataError(f"{client} sent no upload in round {round_index}.", remedy="Record that round (`keep`).")

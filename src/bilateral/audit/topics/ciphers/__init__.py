@@ -1,0 +1,1 @@
+"""Uploads under ciphertexts: what those who hold no key, or ask for the wrong opening, read of single ones."""

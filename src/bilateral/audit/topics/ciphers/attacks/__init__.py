@@ -1,0 +1,1 @@
+"""What a server makes of ciphertexts and of parts of their openings."""

@@ -1,0 +1,1 @@
+"""Sums under CKKS, with one key for all clients."""

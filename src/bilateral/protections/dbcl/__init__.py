@@ -1,0 +1,1 @@
+"""Training on random sketches of the weights (Wang et al.)."""

@@ -1,0 +1,1 @@
+"""FedSGD with plain Gaussian noise on every upload (P0, table IV)."""

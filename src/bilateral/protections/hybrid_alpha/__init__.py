@@ -1,0 +1,1 @@
+"""Functional encryption of inner products, with divided noise (Xu et al.)."""

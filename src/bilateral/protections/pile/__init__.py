@@ -1,0 +1,1 @@
+"""A perturbed model, and uploads under threshold Paillier (Tang et al.)."""

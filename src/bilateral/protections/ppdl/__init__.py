@@ -1,0 +1,1 @@
+"""Selective sharing of the largest gradients, with noise (Shokri and Shmatikov)."""

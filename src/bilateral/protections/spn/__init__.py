@@ -1,0 +1,1 @@
+"""A secret loss at every client, whose gradient perturbs what it uploads (Fan et al.)."""

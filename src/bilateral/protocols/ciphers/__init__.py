@@ -1,0 +1,1 @@
+"""Sums of encrypted integers: threshold Paillier, CKKS, and functional encryption for inner products."""
