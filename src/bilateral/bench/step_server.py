@@ -232,6 +232,8 @@ class StepServer:
                 layer.weight + weight_masks(work.terms, with_dealer, place) for place, layer in enumerate(work.layers)
             )
         prepared = self._submit(CLIENT, MaskedWeights(number, dealing.box, with_client, masked))
+        if is_timed:  # phase after phase
+            self._reply(prepared)
         self._enter(STEP)
         taken = self._submit(CLIENT, StepBegin(number, int(is_timed)))
         dealt = self._dealt(dealing)
@@ -250,7 +252,7 @@ class StepServer:
             while not self._heard:
                 self._take_message()
             speaker.hear(self._heard.popleft(), must_lead=False)
-        for ticket in (prepared, taken):
+        for ticket in (taken,) if is_timed else (prepared, taken):
             self._reply(ticket)
         role.expect_all_used()
         del self._dealings[number]
