@@ -1,7 +1,7 @@
 """Networks of many kinds, small, for what a protection takes: tables, texts, pictures, and what people do to networks.
 
 Each builder takes the shape of a sample and the number of outputs (those of texts the latter alone), as
-`bilateral run --model module_families:NAME` calls it. Texts are token numbers, of whatever type.
+`bilateral run --model module_families:NAME` calls it. Texts are token numbers (int64).
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Kind = Literal["table", "text", "picture"]
+Kind = Literal["table", "text", "picture", "segmentation"]
 WORDS: Final = 50
-SHAPES: Final[dict[Kind, tuple[int, ...]]] = {"table": (12,), "text": (10,), "picture": (3, 16, 16)}
+SHAPES: Final[dict[Kind, tuple[int, ...]]] = {
+    "table": (12,),
+    "text": (10,),
+    "picture": (3, 16, 16),
+    "segmentation": (3, 16, 16),
+}
 
 
 class TabularEmbeddings(nn.Module):
@@ -40,11 +45,11 @@ class Recurrent(nn.Module):
     def __init__(self, cell: type[nn.RNNBase], num_outputs: int, *, bidirectional: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, 16)
-        self.cell = cell(16, 16, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg]
+        self.cell = cell(16, 16, batch_first=True, bidirectional=bidirectional)  # type: ignore[call-arg,arg-type]
         self.head = nn.Linear(32 if bidirectional else 16, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.cell(self.embedding(x.long()))
+        states, _ = self.cell(self.embedding(x))
         return cast(Tensor, self.head(states.mean(1)))
 
 
@@ -56,11 +61,11 @@ class TextTransformer(nn.Module):
         self.tokens = nn.Embedding(WORDS, width)
         self.places = nn.Parameter(torch.randn(1, input_shape[0], width) * 0.02)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder: nn.Module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(width, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.encoder(self.tokens(x.long()) + self.places).mean(1)))
+        return cast(Tensor, self.head(self.encoder(self.tokens(x) + self.places).mean(1)))
 
 
 class LowRank(nn.Module):
@@ -87,7 +92,7 @@ class TiedText(nn.Module):
         self.head = nn.Linear(WORDS, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(torch.tanh(self.words(self.embedding(x.long()).mean(1)))))
+        return cast(Tensor, self.head(torch.tanh(self.words(self.embedding(x).mean(1)))))
 
 
 class Block(nn.Module):
@@ -214,6 +219,10 @@ def _double(inputs: int, outputs: int) -> nn.Module:
     )
 
 
+def dense_unet(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    return UNet(input_shape, num_outputs, dense=True)
+
+
 def tabular_mlp(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(input_shape[0], 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, num_outputs)
@@ -239,14 +248,18 @@ class _ConvText(nn.Module):
         self.head = nn.Linear(24, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(F.relu(self.conv(self.embedding(x.long()).transpose(1, 2))).amax(2)))
+        return cast(Tensor, self.head(F.relu(self.conv(self.embedding(x).transpose(1, 2))).amax(2)))
 
 
 def lora_transformer(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """Of the Transformer only adapters in the feed-forward layers and the head train."""
-    model = TextTransformer(input_shape, num_outputs).requires_grad_(False)
-    for layer in model.encoder.layers:
-        layer.linear1, layer.linear2 = LowRank(layer.linear1), LowRank(layer.linear2)
+    """Of the Transformer only adapters of projections and feed-forward layers train, and the head."""
+    model = TextTransformer(input_shape, num_outputs)
+    model.encoder = nn.Sequential(Block(16, 4), Block(16, 4))
+    model.requires_grad_(False)
+    for block in list(model.encoder.modules()):
+        for name, layer in list(block.named_children()):
+            if isinstance(layer, nn.Linear) and name != "out":
+                setattr(block, name, LowRank(layer))
     model.head.requires_grad_(True)
     return model
 
@@ -321,6 +334,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "ViT-tiny": Family("VitTiny", "picture"),
     "attention pooling": Family("AttentionPool", "picture"),
     "U-Net": Family("UNet", "picture"),
+    "U-Net, a class for each pixel": Family("dense_unet", "segmentation"),
     "fully convolutional": Family("fully_convolutional", "picture"),
     "gates": Family("Gated", "picture"),
     "frozen body": Family("frozen_body", "picture"),

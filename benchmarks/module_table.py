@@ -1,27 +1,30 @@
 """Which networks each protection trains, and how far the gradient it recovers is off: a table for the docs.
 
-    python benchmarks/module_table.py [--only "ViT-tiny" ...] [--torchvision] [--markdown FILE]
+    python benchmarks/module_table.py [--only "ViT-tiny" ...] [--torchvision] [--rows FILE.json] [--markdown FILE.md]
 
 Every cell is one round of a real run with three clients in this process, in float64, on random samples with 5 classes.
 The oracle is plain autograd on the same batches with the same weights. `--torchvision` adds torchvision's image
 networks (see torchvision_families.py for what has to be installed). Sealed training of networks with more than a
-million parameters is asked whether it takes them, and not run.
+million parameters is asked whether it takes them, and not run. `--rows` keeps what was measured, so that the table can
+be made in several calls; `--markdown` writes all of it into a page, between its marks.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from bilateral import Dataset, RunPlan, Split
+from bilateral.data.task import Task
 from bilateral.engine.federation import load_federation
 from bilateral.engine.setup import initial_model, layout_of, make_blueprint
 from bilateral.errors import BilateralError
@@ -35,6 +38,7 @@ from module_families import SHAPES, WORDS, Kind
 
 CLASSES: Final = 5
 LARGE: Final = 1_000_000
+MARKS: Final = ("<!-- table of module_table.py -->", "<!-- end of the table -->")
 COLUMNS: Final[dict[str, dict[str, Any]]] = {
     "fedavg": {"protection": "fedavg"},
     "masks": {"protection": "masks"},
@@ -64,10 +68,13 @@ def samples(kind: Kind = "table", side: int = 0, num_train: int = 24) -> Dataset
     draws = torch.Generator().manual_seed(1)
     inputs = torch.randn(num_train + 6, *shape, generator=draws)
     if kind == "text":
-        inputs = torch.randint(WORDS, (num_train + 6, *shape), generator=draws).float()
+        inputs = torch.randint(WORDS, (num_train + 6, *shape), generator=draws)
     targets = torch.arange(num_train + 6) % CLASSES
+    if kind == "segmentation":
+        targets = torch.randint(CLASSES, (num_train + 6, *shape[1:]), generator=draws)
     train, test = (Split(inputs[part], targets[part]) for part in (slice(num_train), slice(num_train, None)))
-    return Dataset("random", "classification", train, test, CLASSES)
+    task: Task = "segmentation" if kind == "segmentation" else "classification"
+    return Dataset("random", task, train, test, CLASSES)
 
 
 def torchvision_network(name: str, num_outputs: int) -> nn.Module:
@@ -120,7 +127,7 @@ def oracle(model: nn.Module, clients: list[TrainingClient], names: list[str]) ->
     total, weights = torch.zeros(0), 0
     for client in clients:
         own, batch = training_copy(model), client.batch(0)
-        F.cross_entropy(own(batch.inputs), batch.targets).backward()
+        torch.autograd.backward(F.cross_entropy(own(batch.inputs), batch.targets))
         found = dict(own.named_parameters())
         flat = torch.cat([_gradient(found[name]).reshape(-1) for name in names])
         total = flat * client.weight + (total if len(total) else 0)
@@ -190,24 +197,47 @@ def table(rows: Mapping[str, tuple[int, dict[str, Cell]]]) -> str:
     return "\n".join([*lines, "", *(f"{number}. {reason}." for reason, number in notes.items())]) + "\n"
 
 
+def _kept(path: Path | None) -> dict[str, tuple[int, dict[str, Cell]]]:
+    if path is None or not path.exists():
+        return {}
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return {name: (count, {key: Cell(**one) for key, one in cells.items()}) for name, (count, cells) in values.items()}
+
+
+def _write_into(page: Path, text: str) -> None:
+    """Between the two marks of a page that has them; or as a page of its own."""
+    whole = page.read_text(encoding="utf-8") if page.exists() else f"{MARKS[0]}\n{MARKS[1]}\n"
+    before, _, rest = whole.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", help="names of networks")
     parser.add_argument("--torchvision", action="store_true", help="torchvision's too")
+    parser.add_argument(
+        "--rows", type=Path, help="measured rows are kept here, and those that are there are not repeated"
+    )
     parser.add_argument("--markdown", type=Path, help="write the table here")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows: dict[str, tuple[int, dict[str, Cell]]] = {}
+    rows = _kept(options.rows)
     for name, model in networks(torchvision=options.torchvision):
-        if options.only and name not in options.only:
+        if (options.only and name not in options.only) or name in rows:
             continue
         rows[name] = num_parameters(model), {}
         for protection in COLUMNS:
             rows[name][1][protection] = cell = measure(model, protection)
             sys.stdout.write(f"{name:32} {protection:14} {cell}\n")
             sys.stdout.flush()
+        if options.rows is not None:
+            values = {
+                name: [count, {key: asdict(one) for key, one in cells.items()}] for name, (count, cells) in rows.items()
+            }
+            options.rows.write_text(json.dumps(values, indent=1), encoding="utf-8")
     if options.markdown is not None:
-        options.markdown.write_text(table(rows), encoding="utf-8")
+        _write_into(options.markdown, table(rows))
     return 0
 
 

@@ -61,6 +61,7 @@ def test_no_page_stands_alone(site: Path) -> None:
         assert (site / page).exists(), page
 
 
+@pytest.mark.usefixtures("site")  # which writes the reference
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         if page.parent.name == "reference" or "_build" in page.parts:

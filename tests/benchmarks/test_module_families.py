@@ -51,7 +51,7 @@ def test_a_sample_of_any_module_is_clipped_by_itself_to_the_last_bit(name):
     def rows(order):
         torch.manual_seed(0)
         client._model.load(message.parameters)
-        return dict(zip(order, client._samples.chunks(inputs[order], targets[order], client._objective), strict=True))
+        return dict(zip(order, client._samples.chunks(inputs[order], targets[order], client.objective), strict=True))
 
     together, alone, backwards = rows([0, 1, 2, 3, 4]), rows([3]), rows([4, 3, 0])
     assert torch.equal(together[3], alone[3])

@@ -188,10 +188,11 @@ def test_privacy_of_a_plan_can_be_given_another_budget(bilateral):
 
 
 def test_an_unsound_mix_is_one_message_with_a_remedy(bilateral):
-    outcome = bilateral("privacy", "--epsilon", 3, "--set", "protection=perturbation")
+    blinded = ("--set", "protection=perturbation", "--set", "perturbation.softmax=blinded")
+    outcome = bilateral("privacy", "--epsilon", 3, *blinded)
     assert outcome.code == 2
-    assert "Refused, sound noise with cross entropy under perturbation" in outcome.err
-    assert "training.loss = 'mse'" in outcome.err
+    assert "Refused, sound noise with the published exchange of cross entropy" in outcome.err
+    assert "perturbation.softmax = 'local'" in outcome.err
 
 
 def test_run_with_dropouts_reports_failed_rounds(bilateral):

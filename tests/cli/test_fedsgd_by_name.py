@@ -34,10 +34,24 @@ EXPLAINED = {
 }
 """Where the word is explained or is a paper's, in these words."""
 ABOUT_THE_NAME = "docs/decisions/0023-fedsgd-by-name.md"
+ABOUT_LOCAL_STEPS = (
+    "docs/decisions/0037-local-steps.md",
+    "docs/leakage-ledger.md",
+    "docs/measurements.md",
+    "benchmarks/README.md",
+    "src/bilateral/engine/plan.py",
+    "src/bilateral/learning/local_steps.py",
+    "src/bilateral/protections/fedavg/local_steps.py",
+    "src/bilateral/protections/registry.py",
+    "src/bilateral/runs/rounds/compare.py",
+)
+"""With local steps it is FedAvg (decision 37), and these speak of both."""
 
 
 def unexplained(path: Path, text: str) -> list[str]:
     """What is left of the old name when its explanations are taken out."""
+    if path.relative_to(ROOT).as_posix() in ABOUT_LOCAL_STEPS:
+        return []
     text = " ".join(text.split())
     for words in EXPLAINED.get(path.relative_to(ROOT).as_posix(), ()):
         text = text.replace(words, "")
@@ -130,3 +144,13 @@ def test_files_and_scripts_keep_their_identifiers(bilateral):
     assert {"difference_to_fedavg", "final_difference_to_fedavg", "metrics_of_fedavg"} <= set(result)
     rows = bilateral("compare", *QUICK, "--json", "--quiet").json["rows"]
     assert [row["protection"] for row in rows][:2] == ["fedavg", "fedavg-reordered-1"]
+
+
+def test_with_local_steps_it_is_fed_avg_and_only_then(bilateral):
+    local = bilateral("run", *QUICK, "--protection", "masks", "--set", "training.local_epochs=1", "--reference")
+    assert "What FedAvg + ring masks hides" in local.out
+    assert "of FedAvg, same seed" in local.out
+    assert "FedSGD" not in local.out + local.err
+    compared = bilateral("compare", *QUICK, "--protection", "local-steps", "--quiet").out
+    assert "FedAvg" in compared
+    assert "FedSGD" in compared

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+import tomllib
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from bilateral.cli.serve import DEFAULT_QUESTIONS
 from bilateral.serving.asking import AskingSession
 from bilateral.serving.folder import Kit
+from bilateral.serving.hosted.kind import KIND
 from bilateral.serving.sockets import Reception
 
 QUICK = (
@@ -192,3 +194,52 @@ def test_a_port_that_is_none_is_refused_before_anything_is_written(bilateral, ru
 
 def test_the_default_limit_does_not_give_the_model_of_a_default_run_away():
     assert DEFAULT_QUESTIONS * 10 < 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10  # digits, mlp-3
+
+
+class TestOverFlare:
+    """What is written and refused before anything of FLARE runs; with it: tests/engine/flare/test_serving.py."""
+
+    def plan(self, bilateral, *more):
+        words = "--client", "ward-3", "--client", "ward-7", "--dealer", "auditor", "--reveal", "class", *more
+        return bilateral("serve", "first", *words, "--write-plan", "serving.toml")
+
+    def test_a_plan_is_written_deployed_and_said_whose_it_is(self, bilateral, tmp_path):
+        assert self.plan(bilateral, "--questions", 30).code == 0
+        values = tomllib.loads((tmp_path / "serving.toml").read_text())
+        assert values.pop("kind") == "serving"
+        found = KIND.parse(values, "of a test")
+        assert (found.run, found.clients, found.dealer) == ("first", ("ward-3", "ward-7"), "auditor")
+        assert (found.questions, found.reveal) == (30, "class")
+        deployed = bilateral("deploy", "serving.toml", "--server", "localhost", "--output", "fed")
+        assert deployed.code == 0 and found.fingerprint() in deployed.out
+        assert "line 14" in deployed.out and "fed/README.md" in deployed.out
+        kits = tmp_path / "fed" / "federation" / "prod_00"
+        assert (kits / "localhost" / "spent" / "questions" / "first" / "ward-7.json").exists()
+        asked = bilateral("ask", kits / "ward-3", "--data", "digits")
+        assert asked.code == 2 and "No service has come to the site" in asked.err
+
+    def test_a_plan_of_serving_is_no_run_for_one_process(self, bilateral):
+        self.plan(bilateral)
+        outcome = bilateral("run", "serving.toml")
+        assert outcome.code == 2 and "bilateral serve RUN" in outcome.err and "Traceback" not in outcome.err
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("out", "--engine", "flare"), "flare-poc"),
+            (("out", "--output", "service"), "--engine flare-poc"),
+            (("out", "--resume"), "--engine flare-poc"),
+            (("out", "--engine", "flare-sim", "--client", "a", "--dealer", "A"), "need different names"),
+            (("out", "--engine", "flare-sim", "--client", "a/b"), "clients.0"),
+            (("nowhere", "--engine", "flare-sim"), "not a run directory"),
+        ],
+    )
+    def test_what_cannot_be_served_over_flare_is_one_message_with_a_remedy(self, bilateral, run, tmp_path, words, said):
+        outcome = bilateral("serve", *words)
+        assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+        assert not (tmp_path / "service").exists() and not (tmp_path / "out-service").exists()
+
+    def test_what_is_for_simulations_is_not_deployed(self, bilateral):
+        bilateral("hetero", "--write-plan", "hetero.toml")
+        outcome = bilateral("deploy", "hetero.toml", "--server", "localhost")
+        assert outcome.code == 2 and "Traceback" not in outcome.err

@@ -67,8 +67,12 @@ def test_diabetes_target_is_standardised_by_the_train_split():
     assert abs(float(targets.std(correction=0)) - 1) < 1e-5
 
 
+OWN_FILES = ("npz", "csv", "parquet", "image-folder", "hugging-face")
+
+
 def test_all_names_are_listed():
-    assert set(dataset_names()) == {"digits", "breast-cancer", "diabetes", "wine", "npz", *FILE_BASED}
+    in_scikit_learn = {"digits", "digit-pairs", "breast-cancer", "diabetes", "wine"}
+    assert set(dataset_names()) == {*in_scikit_learn, *OWN_FILES, *FILE_BASED}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones_and_the_closest():

@@ -119,6 +119,7 @@ def test_ten_failed_rounds_in_a_row_end_the_run_with_a_checkpoint_to_resume_from
         {"federation__dropout": 0.2, "federation__clients": 6},
         {"federation__participation": 0.6, "federation__clients": 6},
         SOUND,
+        {**SOUND, "training__loss": "ce"},
         {**SOUND, "noise__adaptive_clip": True},
         {"training__loss": "mse", "noise__mechanism": "published", "noise__epsilon": 10.0},
         {"training__loss": "mse", "noise__mechanism": "mp-cdp", "noise__epsilon": 10.0},
@@ -142,7 +143,10 @@ def test_every_stack_resumes_to_the_same_model_bit_for_bit(tmp_path, settings):
         ({"federation__clients": 1, "aggregation__masks": "ring"}, "masks over a single client"),
         ({**SOUND, "aggregation__masks": "none"}, "sound noise without ring masks"),
         ({**SOUND, "aggregation__masks": "float"}, "sound noise without ring masks"),
-        ({**SOUND, "training__loss": "ce"}, "sound noise with cross entropy under perturbation"),
+        (
+            {**SOUND, "training__loss": "ce", "perturbation__softmax": "blinded"},
+            "sound noise with the published exchange of cross entropy",
+        ),
         (
             {**SOUND, "data__name": "digits", "model__name": "convnet", "model__options": {"batch_norm": True}},
             "sound noise with batch statistics",

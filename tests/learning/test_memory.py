@@ -98,7 +98,7 @@ def _floats_at_the_last_upload(clients):
         }
     )
     blueprint = make_blueprint(plan, load_federation(plan))
-    training, num_values, kept = blueprint.server(), blueprint.graph.num_parameters, []
+    training, num_values, kept = blueprint.server(), blueprint.layout.num_parameters, []
     assert 4 * num_values > LEAST_BYTES
 
     def record(round_index, sender, receiver, message):

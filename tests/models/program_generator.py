@@ -66,13 +66,23 @@ FORBIDDEN = {
     "random constant": ("{x} + torch.randn(1, dtype=torch.float64)", "each time", None),
     "random function": ("{x} * torch.rand_like({x})", "rand_like.*no rule", None),
     "switch by the mode": ("({x} * 2 if self.training else {x} * 3)", "training than in evaluation", None),
-    "quotient of activations": ("{x} / ({x}.abs() + 1)", "divides by an activation", None),
+    "comparison of activations": ("{x} * ({x} > 0)", "no rule for it on an activation", None),
     "mean over samples": ("{x} - {x}.mean(0, keepdim=True)", "mixes the samples", None),
     "joined samples": ("torch.cat([{x}, {x}], 0)[: {x}.size(0)]", "batch dimension", None),
     "sum with a parameter": ("{x} + self.stem.weight.sum()", "parameter", None),
     "rounded": ("{x}.float().double()", "rounds", None),
     "sorted": ("torch.sort({x}, dim=1)[0]", "sort.*no rule", None),
-    "matrix product": ("{x}.flatten(1).matmul({x}.flatten(1).t())", "no rule", None),
+    "matrix product": ("{x}.flatten(1).matmul({x}.flatten(1).t())", "mixes the samples", None),
+    "attention over samples": (
+        "F.scaled_dot_product_attention({x}.flatten(1), {x}.flatten(1), {x}.flatten(1))",
+        "mixes the samples",
+        None,
+    ),
+    "table with max_norm": (
+        "{x} + F.embedding(torch.arange(1), self.stem.weight.flatten(1)[:, :1], max_norm=1.0).sum()",
+        "max_norm",
+        None,
+    ),
     "padded with ones": ("F.pad({x}, (1, 0), value=1.0)", "pads with", None),
 }
 
@@ -253,9 +263,10 @@ def _other_norm(w):
             raise _DoesNotFitError
         if w.flag(0.3):
             weight = f"self.{w.weights(shape[1])}" if w.flag() else "None"
-            return w.set(f"F.group_norm({x}, {groups}, {weight}, None, {NORM_EPS})")
+            return w.set(f"F.group_norm({x}.contiguous(), {groups}, {weight}, None, {NORM_EPS})")
         name = w.layer(f"nn.GroupNorm({groups}, {shape[1]}, eps={NORM_EPS}, affine={w.flag(0.7)})")
-        return w.set(f"self.{name}({x})")
+        # torch's own backward pass crashes on inputs without a gradient that do not lie in order (decision 7).
+        return w.set(f"self.{name}({x}.contiguous())")
     size = list(shape[w.rng.randrange(1, len(shape)) :])
     if torch.Size(size).numel() == 1:
         w.quirks.add("one value")
@@ -408,6 +419,176 @@ def _met(w):
     return w.set(text.format(x=x, y=y))
 
 
+def _tokens(w):
+    """A value as (batch, tokens, channels), and its sizes."""
+    x = w.any(3, 4, 5)
+    text = w.pick("{x}.flatten(2).transpose(1, 2)", "{x}.flatten(2)", "{x}.flatten(1, -2)").format(x=x)
+    name = w.set(text)
+    return name, *w.shape(name)[1:]
+
+
+def _heads(w, size):
+    return w.pick(*[h for h in (1, 2, 3, 4) if size % h == 0])
+
+
+def _attention(w):
+    """Written out, in the usual ways: one projection or three, heads by view, einsum or chunks."""
+    x, tokens, size = _tokens(w)
+    y = w.rng.choice([n for n, v in w.values.items() if v.dim() == 3] or [x]) if w.flag(0.3) else x
+    inner = w.pick(2, 3, 4, 6)
+    heads = _heads(w, inner)
+    if w.flag(0.4) and y == x:
+        qkv = w.layer(f"nn.Linear({size}, {3 * inner}, bias={w.flag()})")
+        if w.flag():
+            part = w.set(f"self.{qkv}({x}).reshape({x}.size(0), {tokens}, 3, {heads}, {inner // heads})")
+            order = w.set(f"{part}.permute(0, 2, 3, 1, 4)")
+            q, k, v = (w.set(f"{order}[:, {i}]") for i in range(3))
+        else:
+            line = w.set(f"self.{qkv}({x})")
+            q, k, v = (
+                w.set(f"{line}.chunk(3, -1)[{i}].unflatten(-1, ({heads}, -1)).transpose(1, 2)") for i in range(3)
+            )
+    else:
+        made = [w.layer(f"nn.Linear({w.shape(s)[-1]}, {inner}, bias={w.flag()})") for s in (x, y, y)]
+        q, k, v = (
+            w.set(f"self.{m}({s}).view({s}.shape[0], -1, {heads}, {inner // heads}).transpose(1, 2)")
+            for m, s in zip(made, (x, y, y), strict=True)
+        )
+    square = w.shape(q)[2] == w.shape(k)[2]
+    mask = f"self.{w.buffer(w.shape(q)[2], w.shape(k)[2])}" if w.flag(0.3) else "None"
+    way = w.rng.randrange(5)
+    if way == 0:
+        out = w.set(f"F.scaled_dot_product_attention({q}, {k}, {v}, {mask}, is_causal={square and mask == 'None'})")
+    elif way == 1:
+        scores = w.set(f"{q} @ {k}.transpose(-2, -1) / {inner**0.5}")
+        if mask != "None":
+            scores = w.set(f"{scores} + {mask}")
+        if w.flag(0.3):
+            scores = w.set(f"{scores}.masked_fill(self.{w.buffer(*w.shape(scores)[2:])} < 1, float('-inf'))")
+        out = w.set(f"{scores}.softmax(-1) @ {v}")
+    elif way == 2:
+        weights = w.set(f"torch.softmax(torch.einsum('bhic,bhjc->bhij', {q}, {k}), dim=-1)")
+        out = w.set(f"torch.einsum('bhij,bhjc->bhic', {weights}, {v})")
+    elif way == 3:  # without a softmax: factors multiply
+        out = w.set(f"({q} @ {k}.mT) @ {v}")
+    else:
+        scores = w.set(
+            f"torch.matmul({q}, {k}.transpose(2, 3)).flatten(0, 1).view(-1, {heads}, {w.shape(q)[2]}, {w.shape(k)[2]})"
+        )
+        out = w.set(f"torch.matmul(F.softmax({scores}, 3), {v})")
+    return w.set(f"{out}.transpose(1, 2).flatten(2)")
+
+
+def _torch_attention(w):
+    x, _, size = _tokens(w)
+    heads = _heads(w, size)
+    options = f"batch_first={w.flag(0.7)}, bias={w.flag(0.8)}"
+    other = [n for n, v in w.values.items() if v.dim() == 3 and v.shape[1] <= 12]
+    y = w.rng.choice(other) if w.flag(0.3) and other else x
+    kind = w.rng.randrange(3)
+    if kind == 0:
+        sizes = f", kdim={w.shape(y)[-1]}, vdim={w.shape(y)[-1]}" if w.shape(y)[-1] != size else ""
+        name = w.layer(f"nn.MultiheadAttention({size}, {heads}{sizes}, {options})")
+    else:
+        y = x
+        if size == 1:
+            w.quirks.add("one value")
+        name = w.layer(
+            f"nn.TransformerEncoderLayer({size}, {heads}, {w.pick(3, 5)}, 0.0, '{w.pick('relu', 'gelu')}', "
+            f"norm_first={w.flag()}, {options})"
+        )
+    first = w.root.get_submodule(name)
+    seq = not getattr(first, "batch_first", getattr(getattr(first, "self_attn", None), "batch_first", True))
+    a, b = (f"{n}.transpose(0, 1)" if seq else n for n in (x, y))
+    call = f"self.{name}({a}, {b}, {b})[0]" if kind == 0 else f"self.{name}({a})"
+    return w.set(f"{call}.transpose(0, 1)" if seq else call)
+
+
+def _recurrent(w):
+    x, _, size = _tokens(w)
+    name = w.layer(
+        f"nn.{w.pick('LSTM', 'GRU', 'RNN')}({size}, {w.pick(2, 3)}, {w.pick(1, 2)}, bias={w.flag()}, batch_first=True, "
+        f"bidirectional={w.flag()})"
+    )
+    return w.set(w.pick("self.{n}({x})[0]", "self.{n}({x})[0][:, -1]").format(n=name, x=x))
+
+
+def _product(w):
+    """Two values that fit, summed over an index: channels, places, or both."""
+    x = w.any(3, 4)
+    shape = w.shape(x)
+    fitting = [n for n, v in w.values.items() if v.shape[:-2] == shape[:-2] and v.dim() == len(shape)]
+    y = w.rng.choice(fitting)
+    text = w.pick("{x} @ {y}", "{x} @ {y}.transpose(-1, -2)", "{x}.mT.matmul({y})", "torch.bmm({x}, {y}.mT)")
+    return w.set(text.format(x=x, y=y))
+
+
+def _matrix(w):
+    """A product with a parameter or a constant."""
+    x = w.any()
+    size = w.shape(x)[-1]
+    if w.flag():
+        return w.set(f"{x} @ self.{w.weights(size, w.pick(2, 4))}")
+    if w.flag() or len(w.shape(x)) < 3:
+        return w.set(f"torch.matmul({x}, self.{w.buffer(size, 3)})")
+    return w.set(f"self.{w.buffer(3, w.shape(x)[-2])} @ {x}")
+
+
+def _bare(w):
+    """A parameter that is added, joined, multiplied or looked up."""
+    x = w.any(3, 4)
+    shape = w.shape(x)
+    sizes = [1, *(n if w.flag(0.7) else 1 for n in shape[1:])]
+    way = w.rng.randrange(6)
+    if way == 0:
+        return w.set(f"{x} + self.{w.weights(*sizes)}")
+    if way == 1:
+        return w.set(f"self.{w.weights(*sizes[1:])} * {x}")
+    if way == 2:
+        token = w.weights(1, 1, *shape[2:])
+        return w.set(f"torch.cat([self.{token}.expand({x}.size(0), *[-1] * {len(shape) - 1}), {x}], 1)")
+    if way == 3:
+        table = w.layer(f"nn.Embedding({shape[-2] + 1}, {shape[-1]})")
+        return w.set(f"{x} + self.{table}(torch.arange({x}.size(-2)))")
+    if way == 4:
+        table = w.weights(5, shape[-1])
+        return w.set(f"{x} - self.{table}[torch.tensor({[w.rng.randrange(5) for _ in range(shape[-2])]})]")
+    return w.set(f"{x} * torch.sigmoid(self.{w.weights(*sizes)})")
+
+
+def _quotient(w):
+    x = w.any()
+    y = w.rng.choice([n for n in w.values if w.shape(n) == w.shape(x)])
+    return w.set(
+        w.pick(
+            "{x} / ({y}.abs() + 1)", "1 / ({x}.sigmoid() + 0.5)", "{x} / (F.relu({y}).mean(1, keepdim=True) + 1)"
+        ).format(x=x, y=y)
+    )
+
+
+def _glu(w):
+    x = w.any()
+    dim = w.pick(1, -1)
+    if w.shape(x)[dim] % 2:
+        raise _DoesNotFitError
+    text = w.pick(
+        "F.glu({x}, {d})",
+        "{x}.chunk(2, {d})[0] * {x}.chunk(2, {d})[1]",
+        "{x}.chunk(2, {d})[0] * F.silu({x}.chunk(2, {d})[1])",
+    )
+    return w.set(text.format(x=x, d=dim))
+
+
+def _function_norm(w):
+    x = w.any(3, 4)
+    channels = w.shape(x)[1]
+    weight = f"self.{w.weights(channels)}" if w.flag() else "None"
+    if w.flag():
+        return w.set(f"F.batch_norm({x}, None, None, {weight}, training=True)")
+    mean, variance = w.buffer(channels), w.buffer(channels)
+    return w.set(f"F.batch_norm({x}, self.{mean}, self.{variance}, {weight}, None, False)")
+
+
 def _broadcast(w):
     x = w.any(3, 4, 5)
     dim = w.rng.randrange(1, len(w.shape(x)))
@@ -509,10 +690,18 @@ STATEMENTS = (
     *(_in_place, _augmented, _constant, _constant, _channel_factor, _met, _met, _met, _broadcast, _gate, _pool, _pool),
     *(_resize, _move, _move, _move, _move, _shuffle),
 )
+MEETINGS = (
+    *(_attention, _attention, _attention, _torch_attention, _torch_attention, _recurrent, _product, _product, _matrix),
+    *(_bare, _bare, _bare, _quotient, _glu, _function_norm),
+)
+"""Statements in which activations are multiplied, and parameters are values."""
 
 
-def program(seed, forbidden=None):
-    """The program of a seed; it has a statement of FORBIDDEN by chance, or the one that is asked for."""
+def program(seed, forbidden=None, *, meetings=False):
+    """The program of a seed; it has a statement of FORBIDDEN by chance, or the one that is asked for.
+
+    `meetings`: half of its statements are of MEETINGS.
+    """
     rng = random.Random(seed)
     w = _Writer(rng, rng.choice(SHAPES))
     w.values["x"] = torch.randn(2, *w.input_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -528,7 +717,7 @@ def program(seed, forbidden=None):
                 used = [w.set(FORBIDDEN[forbidden][0].format(x=w.pick("s", *(n for n in w.values if n != "x"))))]
             except Exception:  # whatever torch says of it, it does not fit
                 forbidden = ""
-        _try(w, rng.choice(STATEMENTS))
+        _try(w, rng.choice(MEETINGS if meetings and rng.random() < 0.5 else STATEMENTS))
     last = _ending(w, used)
     return _finished(seed, w, last, forbidden)
 

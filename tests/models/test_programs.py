@@ -108,9 +108,9 @@ def moved_by_rounding(made, graph, settings, inputs, targets):
     return worst
 
 
-def judge(seed):
+def judge(seed, meetings=False):
     """One program under all settings, its statistics and its export."""
-    made = program(seed)
+    made = program(seed, meetings=meetings)
     try:
         graph = ScaleGraph.of(made.model, torch.zeros(1, *made.input_shape))
     except ModelError as refusal:
@@ -164,19 +164,19 @@ def _export(made, graph, inputs):
     return Verdict("accepted", is_hidden=hidden)
 
 
-def judged(seed):
+def judged(seed, meetings=False):
     try:
-        return judge(seed)
+        return judge(seed, meetings)
     except BilateralError as refusal:
         return Verdict("untrue refusal", f"after the model was accepted: {refusal}")
     except Exception as crash:  # that none comes is what is tested
         return Verdict("crashed", f"{type(crash).__name__}: {crash}")
 
 
-def expect_no_fault(seeds):
-    verdicts = {seed: judged(seed) for seed in seeds}
+def expect_no_fault(seeds, meetings=False):
+    verdicts = {seed: judged(seed, meetings) for seed in seeds}
     faults = {
-        seed: f"{v.kind}: {v.what}\n{program(seed).source}"
+        seed: f"{v.kind}: {v.what}\n{program(seed, meetings=meetings).source}"
         for seed, v in verdicts.items()
         if v.kind in ("wrong", "untrue refusal", "crashed")
     }
@@ -192,6 +192,23 @@ def test_programs_are_recovered_exactly_or_refused_by_what_they_have(part):
     assert kinds["accepted"] >= 15, kinds
     assert kinds["hidden"] >= 10, kinds
     assert kinds["ill-conditioned"] + kinds["too large"] <= 5, kinds
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_programs_whose_activations_are_multiplied_are_recovered_exactly_or_refused_by_what_they_have(part):
+    """Attention in many spellings, gates, quotients, tables and parameters as values, recurrent layers."""
+    kinds = expect_no_fault(range(5000 + 20 * part, 5020 + 20 * part), meetings=True)
+    assert kinds["accepted"] >= 10, kinds
+    assert kinds["hidden"] >= 6, kinds
+
+
+@pytest.mark.long
+def test_a_thousand_programs_whose_activations_are_multiplied(capsys):
+    kinds = expect_no_fault(range(6000, 7000), meetings=True)
+    with capsys.disabled():
+        print(json.dumps(kinds, indent=1))  # noqa: T201 (figures to report)
+    assert kinds["accepted"] >= 550, kinds
+    assert kinds["hidden"] >= 400, kinds
 
 
 @pytest.mark.long

@@ -198,3 +198,47 @@ def test_line_7_path_products_of_weights_survive_scaling():
 
     first, second = path_products(server.start_round(0)), path_products(server.start_round(1))
     assert relative_error(first, second) < 1e-12
+
+
+class Attending(nn.Module):
+    """A table, one head of attention, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(9, 6)
+        self.q, self.k, self.v = (nn.Linear(6, 4, bias=False) for _ in range(3))
+        self.o, self.head = nn.Linear(4, 6, bias=False), nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        return self.head(self.o(torch.softmax(self.q(x) @ self.k(x).mT, -1) @ self.v(x)).mean(1).relu())
+
+
+def test_line_7_the_products_of_a_heads_weights_are_left_alone_by_factors_and_places():
+    """What is left is only what stands around them: factors and places of the table's channels."""
+    model = randomised(Attending().double(), 0)
+    graph = ScaleGraph.of(model, torch.zeros(1, 5, dtype=torch.int64))
+    server = PerturbServer(model, graph, PerturbationSettings("ce"), (5,), SeededRandomness(3))
+    sent = graph.unflatten(server.start_round(0).parameters)
+    words, inner = sent["words.weight"], sent["q.weight"].T @ sent["k.weight"]
+    true = {name: p.detach() for name, p in model.named_parameters()}
+    assert not torch.allclose(sent["q.weight"].sort().values, true["q.weight"].sort().values, rtol=0.1)
+    # Scores between all words, which a client computes with what it is sent, are the true ones.
+    expected = true["words.weight"] @ true["q.weight"].T @ true["k.weight"] @ true["words.weight"].T
+    assert relative_error(words @ inner @ words.T, expected) < 1e-12
+
+
+def test_line_12_a_sum_says_which_rows_of_a_table_were_looked_up():
+    model = randomised(Attending().double(), 0)
+    graph = ScaleGraph.of(model, torch.zeros(1, 5, dtype=torch.int64))
+    settings = PerturbationSettings("ce")
+    server = PerturbServer(model, graph, settings, (5,), SeededRandomness(3))
+    message = server.start_round(0)
+    batches = {"a": torch.tensor([[1, 1, 4, 1, 4]]), "b": torch.tensor([[4, 7, 7, 7, 7]])}
+    uploads = {
+        name: PerturbClient(name, model, graph, settings, SeededRandomness(4)).train(message, x, torch.tensor([1]), 1)
+        for name, x in batches.items()
+    }
+    summed = server.recover(aggregate(uploads, 0)).gradient  # what masks leave to the server
+    rows = graph.unflatten(summed)["words.weight"].abs().sum(1)
+    assert torch.nonzero(rows).flatten().tolist() == [1, 4, 7]

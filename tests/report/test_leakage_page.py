@@ -44,8 +44,8 @@ def in_short(page):
 def own_in_short(page):
     """The rows on the plans' claims that are in the open, by claim and audit."""
     text = page.split("## What holds, and what does not")[1].split("## What leaks, and what closes it")[0]
-    rows = [[cell.strip() for cell in row.split(" | ")] for row in text.splitlines()[4:] if row]
-    return {(row[0].removeprefix("| "), row[1]): row[2:] for row in rows[1:]}
+    rows = [[cell.strip() for cell in row.split(" | ")] for row in text.splitlines() if row.startswith("|")]
+    return {(row[0].removeprefix("| "), row[1]): row[2:] for row in rows[2:]}
 
 
 def test_the_page_starts_with_who_made_it():

@@ -225,7 +225,7 @@ def test_a_name_is_registered_once_and_never_one_of_the_table(counting):
         other.name = taken
         with pytest.raises(PlanError, match="already"):
             register(other)
-    assert kind_names() == ("rounds", "hetero", "counting")
+    assert kind_names() == ("rounds", "hetero", "serving", "counting")
 
 
 @pytest.mark.parametrize("name", ["os:system", "bilateral.runs.rounds.kind", "", None, 3, ["rounds"]])

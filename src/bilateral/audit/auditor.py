@@ -17,9 +17,10 @@ from typing import Any, Final, get_args
 
 from bilateral.arguments import checked
 from bilateral.audit.audit_directory import AuditDirectory
-from bilateral.audit.effort import EffortName
+from bilateral.audit.effort import EFFORTS, EffortName
 from bilateral.audit.evidence import MALFORMED, Evidence, as_object, as_text, as_texts, evidence_from
 from bilateral.audit.experiment import AnyPlan, Experiment, context_of
+from bilateral.audit.fresh_trials import SEEDS_APART, with_fresh_trials
 from bilateral.audit.topics.registry import about_of, experiments_for, registered
 from bilateral.audit.verdict import OWN, ClaimVerdict, judge_claims, rows
 from bilateral.audit.workers import run_jobs
@@ -217,7 +218,23 @@ def run_experiment(
         kinds.make_known(kind)
     protection_registry.make_known(protections)
     experiment = next(one for one in (*others, *experiments_for(plan)) if one.name == name)
-    return list(experiment.run(context_of(plan, effort, data_dir, tell, style=STYLES[style])))
+
+    def tried(number: int) -> Sequence[Evidence]:
+        seeded = plan if number == 0 else _on_other_seed(plan, number)
+        note = partial(_tell_again, tell, number) if number else tell
+        return experiment.run(context_of(seeded, effort, data_dir, note, style=STYLES[style]))
+
+    fresh_runs = EFFORTS[effort].fresh_runs if isinstance(plan, RunPlan | HeteroPlan) else 0
+    return with_fresh_trials(tried(0), tried, fresh_runs)
+
+
+def _on_other_seed(plan: AnyPlan, number: int) -> AnyPlan:
+    assert isinstance(plan, RunPlan | HeteroPlan)
+    return plan.with_settings({"seed": (plan.seed + SEEDS_APART * number) % 2**63})
+
+
+def _tell_again(tell: Callable[[float, str], None], number: int, fraction: float, note: str) -> None:
+    tell(min(fraction, 0.99), f"again, on other seeds ({number}): {note}")
 
 
 def _expect_sendable(job: object) -> None:

@@ -87,6 +87,8 @@ class Effort:
     """Rounds whose noise is read."""
     swapped_rounds: int
     """Rounds in which two batches are swapped or not."""
+    fresh_runs: int
+    """So many times more a suspicious row is tried."""
     most_trained_rounds: int | None
     """Of a training whose models are attacked; None: as many as the plan has."""
     memorising: Mapping[Loss, MemorisingEffort]
@@ -118,6 +120,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         factor_rounds=2_000,
         noisy_rounds=6,
         swapped_rounds=20,
+        fresh_runs=0,
         most_trained_rounds=20,
         memorising=_BRIEFLY,
         inverting=InvertingEffort(2, 40, None, False, 500, 300, search_steps=60, search_restarts=4),
@@ -137,6 +140,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         factor_rounds=32_768,
         noisy_rounds=30,
         swapped_rounds=40,
+        fresh_runs=3,
         most_trained_rounds=None,
         memorising=_FULLY,
         # Three runs of a third of the plan's rounds: they cost one training.
@@ -157,6 +161,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         factor_rounds=131_072,
         noisy_rounds=150,
         swapped_rounds=120,
+        fresh_runs=3,
         most_trained_rounds=None,
         memorising=_FULLY,
         inverting=InvertingEffort(5, 0, 1, False, 3_000, 1_500, search_steps=400, search_restarts=16),

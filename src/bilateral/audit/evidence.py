@@ -73,6 +73,16 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """The same attack on other seeds, `runs` of them put together."""
+
+    runs: int
+    target: Condition
+    positive: Condition | None
+    negative: Condition | None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """One attack by one adversary.
 
@@ -81,6 +91,7 @@ class Evidence:
     scores of target and negative control belong to the same trials, in the same order.
     `bound`: a figure that was claimed (an epsilon); then the attack succeeds if the whole interval lies beyond it, and
     the negative control must not.
+    `fresh`: what was found when the row was repeated, because it looked suspicious (`fresh_trials.py`).
     """
 
     tests: Subject | int
@@ -97,13 +108,15 @@ class Evidence:
     remark: str = ""
     pictures: tuple[Picture, ...] = field(default=(), repr=False, compare=False)
     curves: tuple[Curve, ...] = field(default=(), repr=False, compare=False)
+    fresh: Fresh | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the pictures."""
         values = {name: getattr(self, name) for name in _PLAIN}
         conditions = {name: _condition_dict(getattr(self, name)) for name in ("target", "positive", "negative")}
         gates = [asdict(gate) for gate in self.gates]
-        return {**values, **conditions, "gates": gates, "curves": [asdict(curve) for curve in self.curves]}
+        found = {**values, **conditions, "gates": gates, "curves": [asdict(curve) for curve in self.curves]}
+        return found if self.fresh is None else {**found, "fresh": _fresh_dict(self.fresh)}
 
 
 Tried = Condition | tuple[str, Sequence[float] | Scores]
@@ -153,6 +166,13 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 _PLAIN = ("tests", "adversary", "attack", "adaptive", "seen", "paired", "bound", "remark")
 
 
+_CONDITIONS = ("target", "positive", "negative")
+
+
+def _fresh_dict(fresh: Fresh) -> dict[str, Any]:
+    return {"runs": fresh.runs, **{name: _condition_dict(getattr(fresh, name)) for name in _CONDITIONS}}
+
+
 def _condition_dict(condition: Condition | None) -> dict[str, Any] | None:
     return (
         None if condition is None else {"what": condition.what, "scores": [_scores_dict(s) for s in condition.scores]}
@@ -182,7 +202,17 @@ def evidence_from(values: Mapping[str, Any]) -> Evidence:
         negative=_condition(values["negative"]) if values["negative"] else None,
         gates=tuple(_gate(gate) for gate in values["gates"]),
         curves=tuple(_curve(curve) for curve in values["curves"]),
+        fresh=_fresh(as_object(values["fresh"])) if "fresh" in values else None,
     )
+
+
+def _fresh(values: Mapping[str, Any]) -> Fresh:
+    if type(values["runs"]) is not int or values["runs"] < 1:
+        raise ValueError("a row is repeated on one seed or more")
+    target, *controls = (_condition(values[name]) if values[name] else None for name in _CONDITIONS)
+    if target is None:
+        raise ValueError("a repetition without figures")
+    return Fresh(values["runs"], target, *controls)
 
 
 def _plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:

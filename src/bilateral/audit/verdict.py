@@ -9,6 +9,9 @@ An attack (`judge`), in this order:
    an interval that reaches it;
 3. **holds** otherwise: nothing was found by this attack. Never more than that.
 
+An attack that is suspicious by (2) for its p is repeated on other seeds, and then judged by those figures alone, as
+above (`fresh_trials.py`). No other row is judged again, whatever it brings.
+
 A claim (`judge_claims`): broken if one attack broke it; holds if an adaptive attack, with its controls in order, found
 nothing; proves nothing if all that was tried proves nothing; not tested if nothing was tried, or by naive attackers
 alone. Its reason names what proved nothing, and what else is broken for the same party.
@@ -17,7 +20,7 @@ alone. Its reason names what proved nothing, and what else is broken for the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from bilateral.audit.evidence import Condition, Evidence, Gate
@@ -40,7 +43,7 @@ SUSPICION = 0.02
 
 @dataclass(frozen=True)
 class Finding:
-    """One attack, judged."""
+    """One attack, judged, with the figures that decided: of a row that was repeated, those of the repetition."""
 
     evidence: Evidence
     verdict: Word
@@ -63,6 +66,22 @@ class ClaimVerdict:
 
 def judge(evidence: Evidence) -> Finding:
     """One attack's verdict."""
+    first, fresh = _judge(evidence), evidence.fresh
+    if fresh is None or not is_suspicious(evidence):
+        return first
+    again = replace(evidence, target=fresh.target, positive=fresh.positive, negative=fresh.negative, fresh=None)
+    found = _judge(again)
+    said = f"{found.reason}; on {fresh.runs} fresh runs, because the first was suspicious (p = {first.p_value:.2g})"
+    return Finding(again, found.verdict, said, found.p_value)
+
+
+def is_suspicious(evidence: Evidence) -> bool:
+    """Better than chance, and not enough so: neither broken nor fit to be said to hold, for its p alone."""
+    least = None if evidence.bound is not None else _least_p_value(evidence)
+    return least is not None and LEVEL < least[0] <= SUSPICION and not _doubt(evidence)
+
+
+def _judge(evidence: Evidence) -> Finding:
     if evidence.bound is not None:
         return _judge_bound(evidence, evidence.bound)
     least = _least_p_value(evidence)

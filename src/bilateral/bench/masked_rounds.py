@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bilateral.protocols.mask.client import MaskClient
+from bilateral.protocols.mask.graph import forget_graphs
 from bilateral.protocols.mask.keys import Identity, KeyRing, is_signed
 from bilateral.protocols.mask.messages import MaskedUpload, MaskOpening
 from bilateral.protocols.mask.server import MaskServer
@@ -57,7 +58,8 @@ class Parties:
 def make_parties(num_clients: int, settings: MaskSettings, *, agree: bool = True, num_watched: int = 20) -> Parties:
     """`agree`: with everybody's pair secrets computed; without it the first round does that as far as it needs them.
 
-    Clients of one process remember for each other which signatures are good; those that are watched check them all.
+    Clients of one process remember for each other which signatures are good and what a round's graph is; those that
+    are watched check and compute it all themselves.
     """
     randomness = SeededRandomness(0, "bench aggregation")
     names = [f"client-{k:03d}" for k in range(num_clients)]
@@ -128,6 +130,7 @@ def one_round(
         def act(name: str, message: Any) -> Any:
             if name in parties.watched:
                 is_signed.cache_clear()
+                forget_graphs()
             with clock.running(name):
                 return getattr(clients[name], method)(message)
 

@@ -168,8 +168,9 @@ MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
     DEALER: (DealtForStep, DealtParts, *_REPORTS),
 }
 UNASKED: Final[tuple[type[Message], ...]] = (StepTurn, DealtParts)
-_PARTS_BYTES: Final = 1 << 16
-"""So much that is dealt is worth a message."""
+_FIRST_BYTES: Final = 1 << 15
+_MOST_BYTES: Final = 1 << 20
+"""So much that is dealt is worth a message: the first comes soon, and each of the next has twice as much."""
 
 
 def phase_of(message: Message) -> str:
@@ -214,6 +215,8 @@ class StepParty(Party):
 
 
 class DealerParty(StepParty):
+    _worth_a_message = _FIRST_BYTES
+
     def handle(self, message: Message) -> Message | None:
         """The seeds at once; what is dealt follows as it is made."""
         assert isinstance(message, DealOrder)
@@ -223,7 +226,8 @@ class DealerParty(StepParty):
             box = seal_box(self.keys, CLIENT, message.number, self.terms.digest, BoxContent(with_client))
         self.say(DealtForStep(message.number, with_server, box))
         role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
-        role.on_dealt = lambda: self._pass_on(message.number, role, _PARTS_BYTES)
+        role.on_dealt = lambda: self._pass_on(message.number, role, self._worth_a_message)
+        self._worth_a_message = _FIRST_BYTES
         walk = step(role, None, None)
         run(self.clock.timed(role, walk) if message.is_timed else walk)
         self._pass_on(message.number, role, 0)
@@ -234,6 +238,7 @@ class DealerParty(StepParty):
         if role.dealt and sum(part.nbytes for part in role.dealt) >= least:
             self.say(DealtParts(number, tuple(role.dealt)))
             role.dealt.clear()
+            self._worth_a_message = min(2 * self._worth_a_message, _MOST_BYTES)
 
 
 class ClientParty(StepParty):
@@ -282,7 +287,8 @@ class ClientParty(StepParty):
         with self.clock.at(REST):
             encoded = encode_batch(self.terms, batch.inputs, batch.targets)
         walk = step(role, *encoded)
-        return (yield from self.clock.timed(role, walk) if is_timed else walk)
+        found: Tensor = yield from self.clock.timed(role, walk) if is_timed else walk
+        return found
 
     def obey(self, order: Message) -> Message:
         match order:

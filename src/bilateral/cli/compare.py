@@ -53,10 +53,13 @@ def compare_command(
     """FedSGD and the protections side by side, on the same batches.
 
     FedSGD-reordered is FedSGD with every batch in another order: it shows how far rounding alone carries weights.
+    local-steps and masks+local-steps train on each client by itself for the plan's local steps, or for one epoch.
 
     Examples:
 
       bilateral compare --rounds 50
+
+      bilateral compare --protection local-steps --protection masks+local-steps --rounds 30
 
       bilateral compare --data bank-marketing --model mlp-3 --model mlp-5 --clients 1 --clients 5 --rounds 200
     """
@@ -104,14 +107,27 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             f"{first['rounds']} rounds, {first['partitions']} partition(s), seed {first['seed']}"
         )
         table = Table(box=None, header_style="bold")
-        for column in ("protection", first["metric"], "weights vs FedSGD", "time", "bytes"):
+        local = any(row["local_work"] != members[0]["local_work"] for row in members)
+        columns = ("a round", "as good at", "MB") if local else ("weights vs FedSGD",)
+        for column in ("protection", first["metric"], *columns, "time", "bytes"):
             table.add_column(column, justify="left" if column == "protection" else "right")
         for row in members:
             table.add_row(
                 spoken(row["protection"]),
                 f"{row['metric_value']:.4f}",
-                f"{row['weights_relative_difference']:.1e}",
+                *(_local_cells(row) if local else (f"{row['weights_relative_difference']:.1e}",)),
                 f"{row['seconds_ratio']:.2f}x",
                 f"{row['bytes_ratio']:.2f}x",
             )
         out.print(table)
+        if local:
+            out.print(
+                "as good at: the first evaluated round with FedSGD's last metric; MB: all that travelled till then"
+            )
+
+
+def _local_cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What a client does in a round, when it was as good as FedSGD in the end, and what has travelled by then."""
+    if row["rounds_to_fedsgd"] is None:
+        return row["local_work"], "never", f"{row['megabytes']:.3g}"
+    return row["local_work"], f"round {row['rounds_to_fedsgd']}", f"{row['megabytes_to_fedsgd']:.3g}"

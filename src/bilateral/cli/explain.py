@@ -23,6 +23,7 @@ from bilateral.cli.options import (
     Settings,
     budget,
     build_plan,
+    with_sound_defaults,
 )
 from bilateral.engine.kind import ROUNDS, kind_of_plan, read_any
 from bilateral.engine.plan import RunPlan
@@ -90,7 +91,8 @@ def explain_command(
             raise PlanError("Only plans of `bilateral run` take other settings here.", remedy="Edit the plan's file.")
         chosen: Any = read_any(plan)[1]
     else:
-        chosen = build_plan(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
+        asked = with_sound_defaults(plan, {**named, **budget(plan, epsilon=epsilon)}, settings)
+        chosen = build_plan(plan, asked, settings)
     kind = kind_of_plan(chosen)
     guarantee = kind.guarantee(chosen, data_dir).as_dict()
     report = privacy_of(chosen, data_dir=data_dir) if isinstance(chosen, RunPlan) else None

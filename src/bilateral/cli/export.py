@@ -13,7 +13,7 @@ from rich.markup import escape
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
-from bilateral.data.dataset import Task
+from bilateral.data.task import Task
 from bilateral.engine.named_code import check_named_by_user, is_own_code
 from bilateral.engine.plan import load_plan
 from bilateral.engine.run_directory import RunDirectory

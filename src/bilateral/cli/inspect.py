@@ -30,18 +30,23 @@ def inspect_command(
     norm_inputs: Annotated[
         str, typer.Option(help="As perturbation.norm_inputs of the plan: exact or scaled.")
     ] = "exact",
+    integers: Annotated[
+        bool, typer.Option("--integers", help="Inputs are integers: tokens, categories (nn.Embedding).")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Which protections take a model, and what perturbation hides of it, parameter by parameter.
 
     scaled: elements with a secret factor. movable: elements that change place every round. clear: elements whose value
-    a client reads as it is. fedavg and masks take any module: of what perturbation refuses, the reason is printed.
+    a client reads as it is. fedsgd and masks take any module: of what perturbation refuses, the reason is printed.
 
     Examples:
 
       bilateral inspect resnet-20
 
       bilateral inspect my_package.nets:build --input-shape 1,28,28 --outputs 2
+
+      bilateral inspect my_package.nets:transformer --input-shape 128 --integers
     """
     shape = parse_shape(input_shape or ASSUMED_SHAPE)
     options = dict(parse_setting(text) for text in option or [])
@@ -49,9 +54,10 @@ def inspect_command(
     found: Coverage | None = None
     try:
         built = build_model(model, input_shape=shape, num_outputs=outputs, **options)
-        takers = suitability(built, shape, outputs)
+        examples = torch.zeros(2, *shape, dtype=torch.int64 if integers else torch.float32)
+        takers = suitability(built, examples, outputs)
         try:
-            found = inspect(built, torch.zeros(2, *shape), norm_inputs=wanted)
+            found = inspect(built, examples, norm_inputs=wanted)
         except ModelError:
             if not any(one.takes_it for one in takers):
                 raise

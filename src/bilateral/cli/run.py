@@ -80,6 +80,9 @@ def run_command(
         str | None,
         typer.Option(help="Sealed training: a party without data that deals; by default rotating.", show_default=False),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: what is there.", show_default=False)
+    ] = None,
     seed: Seed = None,
     settings: Settings = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Run directory.", show_default=False)] = None,
@@ -147,6 +150,7 @@ def run_command(
         "aggregation.masks": masks,
         "federation.dropout": dropout,
         "federation.dealer": dealer,
+        "training.device": device,
         "seed": seed,
     }
     other = _other_kind(plan, resume)
@@ -215,8 +219,8 @@ def _new_plan(
 ) -> tuple[RunPlan, bool | None]:
     """The plan that options and a file say; and whether FedSGD is trained beside it, if they say that."""
     asked: dict[str, Any] = {**named, **budget(plan, epsilon=epsilon)}
-    if reference is None and is_bare_budget(plan, asked, settings):
-        reference = True  # what it costs is the first question
+    if reference is None and named.get("data.name") is None and is_bare_budget(plan, asked, settings):
+        reference = True  # on data that are nobody's secret: what noise costs is the first question
     asked = with_sound_defaults(plan, asked, settings)
     is_first = plan is None and not _says_more(asked, settings)
     return build_plan(plan, asked | FIRST_RUN if is_first else asked, settings), reference

@@ -47,9 +47,9 @@ def _quality(values: Mapping[str, Any], plan: RunPlan) -> Iterator[tuple[str, st
         if name != metric:
             yield name, f"{other:.4f}"
     if values["metrics_of_fedavg"] is not None:
-        yield f"{metric} of FedSGD, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}"
+        yield f"{metric} of {values['yardstick']}, same seed", f"{main_metric(values['metrics_of_fedavg'])[1]:.4f}"
         difference = f"{values['difference_to_fedavg']:.1e} (relative, all rounds)"
-        yield "largest difference of weights to FedSGD", difference
+        yield f"largest difference of weights to {values['yardstick']}", difference
         if values["difference_to_fedavg"] > _WORTH_A_WORD and (why := _why_it_differs(plan)):
             yield "", why
     if values.get("recovery_error") is not None:

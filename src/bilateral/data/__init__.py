@@ -5,7 +5,7 @@ partition(dataset.train, "site", None, randomness)  ->  [ClientShare(name, indic
 """
 
 from bilateral.data.augment import random_flip_crop
-from bilateral.data.dataset import Dataset, Split, Task, validate
+from bilateral.data.dataset import Dataset, Split, validate
 from bilateral.data.partition import (
     PARTITION_KINDS,
     ClientShare,
@@ -15,6 +15,7 @@ from bilateral.data.partition import (
     partition_iid,
 )
 from bilateral.data.registry import dataset_names, load_dataset
+from bilateral.data.task import Task
 
 __all__ = [
     "PARTITION_KINDS",

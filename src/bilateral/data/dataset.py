@@ -7,8 +7,9 @@ finite float32 inputs, targets that fit the task, and labels inside the range of
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor
@@ -16,10 +17,10 @@ from torch.utils.data import TensorDataset
 
 from bilateral.arguments import explained
 from bilateral.data.conversion import described, holds_text, tensor_if_array, tuple_if_list
+from bilateral.data.mapped import MappedSamples, is_mapped
+from bilateral.data.task import Task
 from bilateral.errors import DataError
 
-Task = Literal["classification", "regression", "multi-label", "segmentation"]
-"""One class a sample; real values; 0 or 1 for each of several labels; one class a place (a pixel)."""
 TASKS_IN_WORDS: Final = " or ".join(f'"{task}"' for task in get_args(Task))
 _ENCODE_TEXT: Final = (
     "Encode texts as numbers, over both splits at once: `names, numbers = numpy.unique(texts, return_inverse=True)`."
@@ -52,6 +53,125 @@ class Split:
         sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
         return Split(self.inputs[indices], self.targets[indices], sites)
 
+    def part(self, indices: Tensor) -> Split:
+        """The samples at `indices`, which need not be loaded yet."""
+        return self.subset(indices)
+
+    def drawn(self, indices: Tensor, seed: Callable[[], int]) -> Split:  # noqa: ARG002
+        """The samples of a batch. `seed`: of whatever is drawn anew each time (a dataset's random transforms)."""
+        return self.subset(indices)
+
+    def chunks(self, size: int) -> Iterator[Split]:
+        """All samples in order, in parts of like size, `size` at most."""
+        for indices in torch.tensor_split(torch.arange(len(self)), -(-len(self) // size)):
+            yield self.subset(indices)
+
+    def cast(self, dtype: torch.dtype) -> Split:
+        """With real inputs in this precision; whole numbers (tokens) stay what they are."""
+        inputs = self.inputs.to(dtype) if self.inputs.is_floating_point() else self.inputs
+        return Split(inputs, self.targets, self.sites)
+
+    def examples(self, count: int) -> Tensor:
+        """The first inputs."""
+        return self.inputs[:count]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        return self.inputs.dtype
+
+    @property
+    def known_targets(self) -> Tensor | None:
+        """All targets, if they can be had without loading the samples."""
+        return self.targets
+
+
+class LazySplit(Split):
+    """A split whose samples are loaded when they are asked for: batches by `subset` and `drawn`, all by `inputs`."""
+
+    def __init__(
+        self, samples: MappedSamples, dtype: torch.dtype = torch.float32, sites: tuple[str, ...] | None = None
+    ) -> None:
+        object.__setattr__(self, "samples", samples)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "sites", sites)
+        object.__setattr__(self, "_whole", None)
+        object.__setattr__(self, "_first", None)
+
+    def __repr__(self) -> str:
+        return f"LazySplit({len(self)} samples, {len(self.samples.source)} in the dataset)"
+
+    samples: MappedSamples
+    dtype: torch.dtype
+    _whole: Split | None
+    _first: tuple[Tensor, Tensor] | None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def inputs(self) -> Tensor:
+        """All of them, loaded now and kept: for whoever needs them at once."""
+        return self._all().inputs
+
+    @property
+    def targets(self) -> Tensor:
+        known = self.known_targets
+        return self._all().targets if known is None else known
+
+    def subset(self, indices: Tensor) -> Split:
+        return self.drawn(indices, lambda: 0)
+
+    def part(self, indices: Tensor) -> Split:
+        sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
+        return LazySplit(self.samples.part(indices), self.dtype, sites)
+
+    def drawn(self, indices: Tensor, seed: Callable[[], int]) -> Split:
+        inputs, targets = self.samples.load(indices, seed())
+        sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
+        return Split(inputs.to(self.dtype) if inputs.is_floating_point() else inputs, targets, sites)
+
+    def cast(self, dtype: torch.dtype) -> Split:
+        return LazySplit(self.samples, dtype, self.sites)
+
+    def with_workers(self, workers: int) -> LazySplit:
+        return LazySplit(self.samples.with_workers(workers), self.dtype, self.sites)
+
+    def examples(self, count: int) -> Tensor:
+        return self.subset(torch.arange(min(count, len(self)))).inputs
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return tuple(self.first[0].shape)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        found = self.first[0].dtype
+        return self.dtype if found.is_floating_point else found
+
+    @property
+    def known_targets(self) -> Tensor | None:
+        return self._whole.targets if self._whole is not None else self.samples.known_targets()
+
+    @property
+    def first(self) -> tuple[Tensor, Tensor]:
+        """The first sample: what all others are like."""
+        if self._first is None:
+            inputs, targets = self.samples.load(torch.zeros(1, dtype=torch.int64))
+            object.__setattr__(self, "_first", (inputs[0], targets[0]))
+        assert self._first is not None
+        return self._first
+
+    def _all(self) -> Split:
+        if self._whole is None:
+            object.__setattr__(self, "_whole", self.subset(torch.arange(len(self))))
+        assert self._whole is not None
+        return self._whole
+
 
 @explained(
     'A Dataset needs a name, the task ("classification" or "regression"), train and test data, and the number of '
@@ -59,7 +179,11 @@ class Split:
 )
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train and a test split of one task. A `TensorDataset` or a pair of tensors is taken for a split."""
+    """A train and a test split of one task.
+
+    A `TensorDataset` or a pair of tensors is taken for a split; any other map-style `torch.utils.data.Dataset` for one
+    whose samples are loaded when they are needed. `columns`: what the features are called, so that sites can compare.
+    """
 
     name: str
     task: Task
@@ -67,17 +191,21 @@ class Dataset:
     test: Split
     num_outputs: int
     class_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            object.__setattr__(self, part, _as_split(getattr(self, part), f'{part} of dataset "{self.name}"'))
+            object.__setattr__(
+                self, part, _as_split(getattr(self, part), self.task, f'{part} of dataset "{self.name}"')
+            )
         object.__setattr__(self, "num_outputs", _integer_if_one(self.num_outputs))
         object.__setattr__(self, "class_names", tuple_if_list(self.class_names))
+        object.__setattr__(self, "columns", tuple_if_list(self.columns))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample, without the batch dimension."""
-        return tuple(self.train.inputs.shape[1:])
+        return self.train.sample_shape
 
 
 def validate(dataset: Dataset) -> Dataset:
@@ -100,6 +228,9 @@ def validate(dataset: Dataset) -> Dataset:
         )
     for part, split in (("train", dataset.train), ("test", dataset.test)):
         where = f'the {part} split of dataset "{dataset.name}"'
+        if isinstance(split, LazySplit):
+            _check_first(split, where, dataset.task, dataset.num_outputs)
+            continue
         _check_inputs(split, where)
         _check_lengths(split, where)
         _check_targets(split, where, dataset.task, dataset.num_outputs)
@@ -109,7 +240,21 @@ def validate(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def _as_split(given: Any, what: str) -> Split:
+def _check_first(split: LazySplit, where: str, task: Task, num_outputs: int) -> None:
+    """What can be known without loading more than a sample; each batch is checked when it is trained on."""
+    if len(split) == 0:
+        raise DataError(
+            f"Expected at least one sample in {where}, got an empty split.", remedy="Check where it reads from."
+        )
+    first = Split(split.first[0].unsqueeze(0), split.first[1].unsqueeze(0))
+    _check_inputs(first, where)
+    _check_targets(first, where, task, num_outputs)
+    known = split.known_targets
+    if known is not None:
+        _check_class_range(known, where, num_outputs)
+
+
+def _as_split(given: Any, task: Task, what: str) -> Split:
     """The split that `given` plainly is, or an error that says how to make one."""
     came = described(given)
     if isinstance(given, Split):
@@ -119,9 +264,12 @@ def _as_split(given: Any, what: str) -> Split:
         came, given = f"a TensorDataset of {count} tensor{'' if count == 1 else 's'}", given.tensors
     if isinstance(given, tuple | list) and len(given) == 2:
         return Split(*given)
+    if is_mapped(given):
+        return LazySplit(MappedSamples(given, task, what))
     raise DataError(
         f"Expected {what} to be a Split, a TensorDataset of inputs and targets, or a pair of them, got {came}.",
-        remedy="From samples one by one: `inputs, targets = zip(*samples)`, then "
+        remedy="A torch Dataset needs `__len__` and `__getitem__` (map-style). From samples one by one: "
+        "`inputs, targets = zip(*samples)`, then "
         "`Split(torch.stack(inputs), torch.tensor(targets))`.",
     )
 
@@ -155,10 +303,10 @@ def _check_inputs(split: Split, where: str) -> None:
                 f"Expected {name} in {where} to be a dense torch tensor, got {kind.removeprefix('torch.')}.",
                 remedy="Convert sparse ones with `.to_dense()`, and load data onto the CPU.",
             )
-    if split.inputs.dtype != torch.float32:
+    if split.inputs.dtype not in (torch.float32, torch.int64):
         raise DataError(
             f"Expected float32 inputs in {where}, got {_dtype(split.inputs)}.",
-            remedy="Convert them with `torch.as_tensor(inputs).float()` in the loader.",
+            remedy="Convert them with `torch.as_tensor(inputs).float()` in the loader; int64 is for tokens.",
         )
     if split.inputs.ndim < 2:
         raise DataError(
@@ -272,7 +420,7 @@ def _check_finite(values: Tensor, what: str, where: str) -> None:
 
 
 def _check_agreement(dataset: Dataset) -> None:
-    test_shape = tuple(dataset.test.inputs.shape[1:])
+    test_shape = dataset.test.sample_shape
     if test_shape != dataset.input_shape:
         raise DataError(
             f'Expected samples of one shape in dataset "{dataset.name}", got {list(dataset.input_shape)} in '

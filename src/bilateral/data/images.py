@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bilateral.data.dataset import Dataset, Split, Task
+from bilateral.data.dataset import Dataset, Split
 from bilateral.data.files import Source, find_file
 from bilateral.data.image_formats import (
     RawImages,
@@ -23,6 +23,7 @@ from bilateral.data.image_formats import (
     read_svhn_mat,
 )
 from bilateral.data.sampling import limit, standardise
+from bilateral.data.task import Task
 from bilateral.errors import DataError
 
 Reader = Callable[[Sequence[Path], str], RawImages]

@@ -25,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 
 from bilateral.data.bounded import open_arrays
-from bilateral.data.dataset import TASKS_IN_WORDS, Dataset, Split, Task
+from bilateral.data.dataset import TASKS_IN_WORDS, Dataset, Split
 from bilateral.data.files import reading
+from bilateral.data.task import Task
 from bilateral.errors import DataError, MissingDataError
 
 Part = Literal["both", "train", "test"]

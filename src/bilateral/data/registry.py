@@ -16,24 +16,35 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from bilateral.data.dataset import Dataset, validate
+from bilateral.data.digit_pairs import load_digit_pairs
 from bilateral.data.embedded import load_breast_cancer, load_diabetes, load_digits, load_wine
+from bilateral.data.hugging_face import load_hugging_face
+from bilateral.data.image_folder import load_image_folder
 from bilateral.data.images import IMAGE_SETS, load_images
 from bilateral.data.own_files import load_npz
+from bilateral.data.tables import load_csv, load_parquet
 from bilateral.data.tabular import load_bank_marketing, load_heart_disease
 from bilateral.errors import BilateralError, DataError
 
 DATA_DIR_VARIABLE: Final = "BILATERAL_DATA"
 _DATA_DIR_OPTION: Final = "data_dir"
 _NOT_GIVEN: Final = Path()
+GIVEN: Final = "given"
+"""What a plan calls data and models that came as objects of Python (`bilateral.run(model=..., data=...)`)."""
 
 _LOADERS: Final[dict[str, Callable[..., Any]]] = {
     "digits": load_digits,
+    "digit-pairs": load_digit_pairs,
     "breast-cancer": load_breast_cancer,
     "diabetes": load_diabetes,
     "wine": load_wine,
     "bank-marketing": load_bank_marketing,
     "heart-disease": load_heart_disease,
     "npz": load_npz,
+    "csv": load_csv,
+    "parquet": load_parquet,
+    "image-folder": load_image_folder,
+    "hugging-face": load_hugging_face,
     **{image_set.name: partial(load_images, image_set) for image_set in IMAGE_SETS},
 }
 
@@ -96,6 +107,12 @@ def _call_user_loader(name: str, loader: Callable[..., Any], options: dict[str, 
 
 
 def _registered_loader(name: str) -> Callable[..., Any]:
+    if name == GIVEN:
+        raise DataError(
+            "The data of this run were objects of Python, which are not stored.",
+            remedy="Call bilateral.run again with the same `data` and `model`; or name a function that loads them, "
+            "`package.module:function`, which every command can call.",
+        )
     if name in _LOADERS:
         return _LOADERS[name]
     close = difflib.get_close_matches(name.lower().replace("_", "-"), _LOADERS, n=1)

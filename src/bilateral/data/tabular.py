@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bilateral.data.dataset import Dataset, Split, Task
+from bilateral.data.dataset import Dataset, Split
 from bilateral.data.files import Source, find_file, reading
 from bilateral.data.sampling import hold_out, limit, standardise
+from bilateral.data.task import Task
 from bilateral.errors import DataError
 
 _TASKS: Final[tuple[Task, ...]] = ("classification", "regression")

@@ -24,6 +24,8 @@ from bilateral.engine.tensor_file import read_tensor_file
 from bilateral.errors import CheckpointError
 from bilateral.learning.training import Training
 
+_TOTALS = "classes/totals"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -48,6 +50,8 @@ def training_tensors(trainings: Sequence[Training]) -> dict[str, Tensor]:
             tensors[f"{training.protection}/server/{name}"] = tensor
         for name, tensor in training.aggregation.state_tensors().items():
             tensors[f"{training.protection}/aggregation/{name}"] = tensor
+        if training.class_totals is not None:
+            tensors[f"{training.protection}/{_TOTALS}"] = training.class_totals
         for name, tensor in training.optimiser.state_tensors().items():
             tensors[f"{training.protection}/optimiser/{name}"] = tensor
     return tensors
@@ -63,6 +67,12 @@ def restore(trainings: Sequence[Training], checkpoint: Checkpoint, path: Path) -
             raise CheckpointError(
                 f"{path} holds another model than the plan: {error}.", remedy="Resume with the plan it was made with."
             ) from error
+        totals = checkpoint.tensors.get(f"{training.protection}/{_TOTALS}")
+        if totals is not None and (totals.dtype != torch.int64 or totals.dim() != 1):
+            raise CheckpointError(
+                f"{path} holds no counts of classes.", remedy="Resume with the plan it was made with."
+            )
+        training.class_totals = totals
         optimiser = _under(checkpoint.tensors, f"{training.protection}/optimiser/")
         training.optimiser.load_state_tensors(optimiser)
         training.server.load_state_tensors(_under(checkpoint.tensors, f"{training.protection}/server/"))

@@ -6,20 +6,22 @@ alone, and both build from the same public facts: the `Problem` and the `Member`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bilateral.data import Dataset, Split, load_dataset, partition
-from bilateral.data.dataset import Task
+from bilateral.data.dataset import LazySplit
 from bilateral.data.partition import ClientShare
+from bilateral.data.task import Task
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import prepare_targets
-from bilateral.learning.problem import Member, Problem, Share
+from bilateral.learning.problem import LazyShare, Member, Problem, Share
 from bilateral.protocols.objective import Objective, make_objective
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SeededRandomness
@@ -39,6 +41,8 @@ class Federation:
     """The server's."""
     validation: Split | None = field(default=None, repr=False)
     """The server's too: what the best model is chosen by. None of it is in `test`."""
+    network: Callable[[tuple[int, ...], int], nn.Module] | None = field(default=None, repr=False)
+    """Builds the model from the shape of a sample and the number of outputs, if it came as an object of Python."""
 
     @property
     def names(self) -> list[str]:
@@ -70,6 +74,14 @@ def load_federation(plan: RunPlan, data_dir: Path | None = None) -> Federation:
         dataset = load_dataset(plan.data.name, data_dir, **plan.data.options)
         view = _server_view(plan, dataset)
         shares = {share.name: _prepared(plan, share.name, dataset, share) for share in _dealt(plan, dataset)}
+    counts = {name: len(share) for name, share in shares.items()}
+    return replace(view.with_members(counts), shares=shares)
+
+
+def federation_of(plan: RunPlan, server: Dataset, sites: Mapping[str, Dataset]) -> Federation:
+    """A simulation whose parties' data are here already, whatever the plan calls them."""
+    view = _server_view(plan, server)
+    shares = {name: _prepared(plan, name, dataset, None) for name, dataset in sites.items()}
     counts = {name: len(share) for name, share in shares.items()}
     return replace(view.with_members(counts), shares=shares)
 
@@ -134,7 +146,7 @@ def objective_of(plan: RunPlan, task: Task) -> Objective:
 
 
 def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
-    test = Split(dataset.test.inputs.to(_dtype(plan)), dataset.test.targets)
+    test = _working(plan, dataset.test)
     test, validation = _held_out(plan, test)
     problem = Problem(
         dataset.name,
@@ -142,8 +154,9 @@ def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
         dataset.input_shape,
         dataset.num_outputs,
         objective_of(plan, dataset.task),
-        test.inputs[:NUM_CALIBRATION_SAMPLES],
+        test.examples(NUM_CALIBRATION_SAMPLES),
         tuple(dataset.class_names),
+        tuple(dataset.columns),
     )
     by_site = not plan.data.sites and plan.federation.partition == "site"
     names = _names_in(plan, dataset) if by_site else member_names(plan)
@@ -156,8 +169,9 @@ def _held_out(plan: RunPlan, test: Split) -> tuple[Split, Split | None]:
     if not share:
         return test, None
     order = SeededRandomness(plan.seed, "validation").permutation(len(test))
-    if test.targets.dim() == 1:  # by class, each in its random order
-        order = order[test.targets[order].argsort(stable=True)]
+    labels = test.known_targets
+    if labels is not None and labels.dim() == 1:  # by class, each in its random order
+        order = order[labels[order].argsort(stable=True)]
     places = torch.arange(len(test))
     chosen = ((places + 1) * share).floor() > (places * share).floor()
     if not 0 < int(chosen.sum()) < len(test):
@@ -165,7 +179,27 @@ def _held_out(plan: RunPlan, test: Split) -> tuple[Split, Split | None]:
             f"evaluation.validation = {share:g} of {len(test)} test samples leaves nothing to validate on, or to test.",
             remedy="Choose a share between, or give the server more test data.",
         )
-    return test.subset(order[~chosen].sort().values), test.subset(order[chosen].sort().values)
+    return test.part(order[~chosen].sort().values), test.part(order[chosen].sort().values)
+
+
+def _kept_back(plan: RunPlan, name: str, own: Split) -> tuple[Split, Split | None]:
+    """A site's samples without those that it measures on, and these."""
+    count = round(plan.evaluation.site_holdout * len(own))
+    if not plan.evaluation.site_holdout:
+        return own, None
+    if not 0 < count < len(own):
+        raise DataError(
+            f"{name} has {len(own)} samples, too few to keep {plan.evaluation.site_holdout:g} of them back.",
+            remedy="Lower evaluation.site_holdout, or give the site more data.",
+        )
+    order = SeededRandomness(plan.seed, "site holdout", name).permutation(len(own))
+    return own.part(order[count:].sort().values), _working(plan, own.part(order[:count].sort().values))
+
+
+def _working(plan: RunPlan, split: Split) -> Split:
+    """In the plan's precision, and with its workers where samples are loaded when they are needed."""
+    cast = split.cast(_dtype(plan))
+    return cast.with_workers(plan.data.workers) if isinstance(cast, LazySplit) else cast
 
 
 def _names_in(plan: RunPlan, dataset: Dataset) -> tuple[str, ...]:
@@ -187,18 +221,31 @@ def _dealt(plan: RunPlan, dataset: Dataset) -> list[ClientShare]:
 
 def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | None) -> Share:
     """A client's samples with targets as the loss wants them, in the plan's precision."""
-    own = dataset.train if dealt is None else dataset.train.subset(dealt.indices)
-    own = prepare_targets(own, dataset.num_outputs, objective_of(plan, dataset.task))
-    train = Share(
-        own.inputs.to(_dtype(plan)), own.targets, own.sites, task=dataset.task, num_outputs=dataset.num_outputs
-    )
+    own = dataset.train if dealt is None else dataset.train.part(dealt.indices)
+    own, held = _kept_back(plan, name, own)
+    kind: dict[str, Any] = {
+        "held": held,
+        "task": dataset.task,
+        "num_outputs": dataset.num_outputs,
+        "class_names": tuple(dataset.class_names),
+        "columns": tuple(dataset.columns),
+    }
+    working, objective = _working(plan, own), objective_of(plan, dataset.task)
+    if isinstance(working, LazySplit):
+        train: Share = LazyShare(working, objective, **kind)
+    else:
+        ready = prepare_targets(own, dataset.num_outputs, objective)
+        train = Share(working.inputs, ready.targets, own.sites, **kind)
     if dataset.task == "classification" and dataset.num_outputs > 1 and not plan.federation.allow_single_class:
         _refuse_single_class(name, train)
     return train
 
 
 def _refuse_single_class(name: str, data: Split) -> None:
-    labels = data.targets if data.targets.dim() == 1 else data.targets.argmax(1)
+    targets = data.known_targets
+    if targets is None:  # to be known only by loading all of it
+        return
+    labels = targets if targets.dim() == 1 else targets.argmax(1)
     if len(torch.unique(labels)) < 2:
         raise DataError(
             f"{name} has samples of class {int(labels[0])} only ({len(labels)} of them).",

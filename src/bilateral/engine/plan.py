@@ -45,6 +45,7 @@ from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.mask.settings import DEFAULT_RESOLUTION
 from bilateral.protocols.mask.widths import WIDEST
 from bilateral.protocols.objective import LossName
+from bilateral.protocols.placement import DEVICE_PATTERN, Placement, Precision, device_named
 
 DEFAULT_CLIENTS = 5
 BASIC_METRICS: Final = ("loss", "accuracy", "balanced_accuracy", "exact_match", "mse", "r2")
@@ -56,6 +57,8 @@ ONLY_WITH_LOCAL_STEPS: Final = [
     ("server_momentum", 0.9),
 ]
 NEUTRAL_TRAINING: Final = [
+    ("precision", "full"),
+    ("micro_batch", 0),
     ("class_weights", []),
     ("label_smoothing", 0.0),
     ("huber_delta", 1.0),
@@ -96,6 +99,7 @@ class DataPlan(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     sites: dict[str, dict[str, Any]] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)
+    workers: int = Field(default=0, ge=0, description="processes that load samples, where these are loaded as needed")
 
 
 class ModelPlan(Section):
@@ -149,8 +153,8 @@ class TrainingPlan(Section):
     """
 
     loss: ObjectiveName = "auto"
-    class_weights: list[float] = Field(
-        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1"
+    class_weights: list[float] | Literal["balanced"] = Field(
+        default_factory=list, description="of ce: of each class; of bce: of each output where its target is 1; balanced"
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="of ce and bce")
     huber_delta: float = Field(default=1.0, gt=0, description="of huber: where squares end")
@@ -175,6 +179,15 @@ class TrainingPlan(Section):
     checkpoint_every: int = Field(default=10, ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     memory_format: Literal["auto", "default", "channels_last"] = "auto"
+    device: str = Field(
+        default="cpu", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:1 or mps; each machine has its own"
+    )
+    precision: Precision = Field(default="full", description="bf16: clients compute under autocast; parameters stay")
+    micro_batch: int = Field(default=0, ge=0, description="samples of a batch at once; 0 is all, the same gradient")
+
+    def placement(self) -> Placement:
+        """Where and how clients of this machine compute. An error if it has no such device."""
+        return Placement(device_named(self.device), self.precision, self.micro_batch)
 
     @property
     def channels_last(self) -> bool | None:
@@ -218,18 +231,19 @@ class EvaluationPlan(Section):
     class in the result. `threshold`: from which score on a class counts as found, for sensitivity and specificity.
     `validation`: this part of the server's test data is held out for choosing, and is in no reported test metric. With
     it the best model is kept, by `monitor` (a metric's name without its part), and with `patience_rounds` training
-    ends when the metric has not become better for so many rounds. `sites`: every site measures the models that it is
-    sent on its own test data (or, where one dataset is dealt out, on `site_holdout` of its share), in a file of its
-    own that stays there; only where sites are sent the model as it is.
+    ends when the metric has not become better for so many rounds. `site_holdout`: every site keeps back this part of
+    its samples, and measures on them the models that it is sent; what it finds stays there (on one machine: in the
+    run's folder, `sites/`; on FLARE: in the site's log). Only where sites are sent the model as it is.
     """
 
-    metrics: list[MetricName] = Field(default_factory=list)
-    threshold: float = Field(default=0.5, ge=0, le=1)
-    validation: float = Field(default=0.0, ge=0, lt=1)
-    monitor: str = "loss"
+    metrics: list[MetricName] = Field(
+        default_factory=list, description="auroc, auprc, f1, sensitivity, specificity, ece, brier"
+    )
+    threshold: float = Field(default=0.5, ge=0, le=1, description="score from which a class counts as found")
+    validation: float = Field(default=0.0, ge=0, lt=1, description="part of the server's test data, to choose by")
+    monitor: str = Field(default="loss", description="metric on the validation data that the best model is best by")
     patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
-    sites: bool = False
-    site_holdout: float = Field(default=0.0, ge=0, lt=1)
+    site_holdout: float = Field(default=0.0, ge=0, lt=1, description="part of its samples that a site measures on")
 
     @property
     def measures(self) -> Measures:
@@ -245,8 +259,6 @@ class EvaluationPlan(Section):
         known = (*BASIC_METRICS, *self.metrics)
         if self.monitor not in known:
             raise ValueError(f"`monitor` is {self.monitor!r}, expected one of {', '.join(known)}")
-        if self.site_holdout and not self.sites:
-            raise ValueError("`site_holdout` is for `sites = true`")
         return self
 
 
@@ -353,7 +365,8 @@ class RunPlan(Section):
     def fingerprint(self) -> str:
         """SHA-256 of the plan, in hex: what the operators of a deployment agree to.
 
-        How long the server waits, and for how many, is left out: an operator may change that between two terms.
+        How long the server waits, and for how many, is left out: an operator may change that between two terms. So is
+        the device that computes.
         """
         return fingerprint_of(self.model_dump(mode="json"))
 
@@ -376,8 +389,8 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
         "federation": lambda key, value: (
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
-        "training": lambda key, value: (key, value) in NEUTRAL_TRAINING,
-        "data": lambda key, value: key in ("sites", "server") and not value,
+        "training": lambda key, value: key == "device" or (key, value) in NEUTRAL_TRAINING,
+        "data": lambda key, value: key == "workers" or (key in ("sites", "server") and not value),
         "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),
     }

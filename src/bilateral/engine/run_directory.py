@@ -137,6 +137,18 @@ class RunDirectory:
             writer.writerows(rows)
         os.replace(partial, self.metrics)  # noqa: PTH105 (the atomic one)
 
+    def note_of_site(self, site: str, row: dict[str, Any]) -> None:
+        """Add to the site's own file, which stands for a file at the site; a round that is done again counts last."""
+        folder = self.path / "sites"
+        folder.mkdir(exist_ok=True)
+        file = folder / f"{site}.csv"
+        is_new = not file.exists()
+        with file.open("a", newline="", encoding="utf-8") as lines:
+            writer = csv.DictWriter(lines, list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
     def write_result(self, result: dict[str, Any]) -> None:
         write_json(self.result, result)
 

@@ -12,8 +12,10 @@ built together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,8 +29,9 @@ from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import Dropouts, LocalExchange, Party, Record
 from bilateral.learning.local_steps import ChangeTaker
 from bilateral.learning.optimiser import Optimiser, ServerOptimiser
-from bilateral.learning.problem import Problem, Share
+from bilateral.learning.problem import Problem, Share, unlike
 from bilateral.learning.secrets import Secrets
+from bilateral.learning.site_metrics import SiteMetrics
 from bilateral.learning.training import Training
 from bilateral.models.builder import NormInputs
 from bilateral.models.layout import ModelLayout, adopt_what_stays
@@ -36,12 +39,14 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.zoo import build_model
 from bilateral.protections.fedavg.protection import FEDAVG
 from bilateral.protections.groundwork import Groundwork
-from bilateral.protections.registry import NO_NOISE
+from bilateral.protections.registry import NO_NOISE, spoken
 from bilateral.protections.sides import Seat
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
+from bilateral.protocols.messages import RoundModel
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
+from bilateral.protocols.placement import device_named
 from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
@@ -49,6 +54,7 @@ from bilateral.randomness import SeededRandomness
 
 REFERENCE = FEDAVG
 """The name of a training without any protection."""
+CHECKED_AT_ONCE = 512
 ANY_MODULE = "protection = 'masks' or 'fedsgd', which take any module"
 
 
@@ -67,14 +73,23 @@ class Blueprint:
         self.layout = layout
         self._secrets = secrets
         self._model = model
+        wanted = federation.problem.schema
+        found = {name: list(share.schema.differences(wanted)) for name, share in federation.shares.items()}
+        if any(found.values()):
+            raise unlike([(name, differences) for name, differences in found.items() if differences])
         for name, share in federation.shares.items():
-            federation.problem.check_share(name, share)
             _refuse_batch_of_one(name, plan, len(share), layout)
+        if plan.evaluation.site_holdout and (plan.traits.hides_model or plan.traits.computes_on_shares):
+            raise PlanError(
+                "evaluation.site_holdout: sites are not sent the model as it is in this plan, and cannot measure it.",
+                remedy="Leave it out, or use protection = 'masks' or 'fedsgd'.",
+            )
         if plan.named_dealer in (SERVER, *federation.names):
             raise PlanError(
                 f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
                 remedy="A dealer that is named has no data and nothing else to do: give it a name of its own.",
             )
+        _refuse_placement(plan, layout)
         around = Groundwork(plan, federation.problem, federation.members, model, layout, secrets)
         self._stack = make_stack(plan, around)
 
@@ -101,7 +116,7 @@ class Blueprint:
         stack, seed = self._stack, self._secrets.model_seed(self.plan.seed)
         model = copy.deepcopy(self._model)
         if seed != self.plan.seed:
-            model = initial_model(self.plan, self.federation.problem, seed)
+            model = initial_model(self.plan, self.federation.problem, seed, self.federation.network)
             adopt_what_stays(model, self._model, self.layout)
         return Training(
             stack.name,
@@ -114,9 +129,11 @@ class Blueprint:
             stack.guarantee,
             stack.privacy,
             stack.check,
+            counts_classes=self.federation.problem.objective.balanced,
             take_statistics=replace_running_statistics
             if self.plan.training.takes_local_steps
             else update_running_statistics,
+            device=device_named(self.plan.training.device),
         )
 
     def _optimiser(self, model: nn.Module) -> Optimiser:
@@ -133,6 +150,7 @@ class Blueprint:
         reordering: int = 0,
         counter: RoundCounter | None = None,
         workspace: Workspace | None = None,
+        note: Callable[[dict[str, Any]], None] | None = None,
     ) -> TrainingClient:
         """One client, from its data here. `counter` counts the rounds that a budget allows (sound noise).
 
@@ -141,7 +159,8 @@ class Blueprint:
         data, plan, stack = self._share(name), self.plan, self._stack
         private = plan.traits.spends_budget
         if private:  # once and before the first round: later an error would be an answer
-            check_batch(name, data.inputs, data.targets, self.layout, self.federation.problem.objective)
+            for part in data.chunks(CHECKED_AT_ONCE):
+                check_batch(name, part.inputs, part.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
         parts = replace(
@@ -156,16 +175,41 @@ class Blueprint:
             weight=stack.weight,
             augment=plan.training.augment,
             reordering=reordering,
+            look=self._look(data, note),
         )
+
+    def _look(self, data: Share, note: Callable[[dict[str, Any]], None] | None) -> Callable[[RoundModel], None] | None:
+        """What a site does with models besides training, if it keeps samples back for that."""
+        if data.held is None or note is None:
+            return None
+        problem, plan = self.federation.problem, self.plan
+        objective, every = problem.objective, plan.training.evaluate_every
+        metrics = SiteMetrics(self._model, self.layout, data.held, objective, plan.evaluation.measures, every, note)
+        return metrics.look
 
     def helper(self, name: str) -> Party:
         """A party without data that this plan needs."""
         return self._stack.helpers[name](self._secrets.key_ring(name))
 
-    def local_exchange(self, record: Record, dropouts: Dropouts | None = None, *, reordering: int = 0) -> LocalExchange:
-        """All clients whose data are here, and whom they need, as a transport."""
+    def local_exchange(
+        self,
+        record: Record,
+        dropouts: Dropouts | None = None,
+        *,
+        reordering: int = 0,
+        note: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> LocalExchange:
+        """All clients whose data are here, and whom they need, as a transport. `note`: what each finds for itself."""
         shared = Workspace()  # one step at a time: one set of weights will do
-        clients = {name: self.client(name, reordering=reordering, workspace=shared) for name in self.federation.shares}
+        clients = {
+            name: self.client(
+                name,
+                reordering=reordering,
+                workspace=shared,
+                note=None if note is None else partial(note, name),
+            )
+            for name in self.federation.shares
+        }
         return LocalExchange(clients, record, dropouts, {name: self.helper(name) for name in self._stack.helpers})
 
     def _share(self, name: str) -> Share:
@@ -193,7 +237,7 @@ def make_blueprints(
 ) -> list[Blueprint]:
     """One blueprint a plan (they differ in protection only), all with the same initial model and batches."""
     first, names = plans[0], federation.names
-    model = initial_model(first, federation.problem)
+    model = initial_model(first, federation.problem, network=federation.network)
     layouts = {asked: layout_for(asked, model, federation.problem) for asked in map(_trace_of, plans)}
     return [
         Blueprint(
@@ -213,8 +257,20 @@ def reference_plan(plan: RunPlan) -> RunPlan:
     return plan.with_settings(bare)
 
 
-def initial_model(plan: RunPlan, problem: Problem, seed: int | None = None) -> nn.Module:
-    """The plan's model with the initial weights of its seed, or of another."""
+def initial_model(
+    plan: RunPlan,
+    problem: Problem,
+    seed: int | None = None,
+    network: Callable[[tuple[int, ...], int], nn.Module] | None = None,
+) -> nn.Module:
+    """The plan's model with the initial weights of its seed, or of another.
+
+    `network` builds it if it is no model that the plan names: a module that was given has the weights that it has.
+    """
+    if network is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(plan.seed if seed is None else seed)
+            return network(problem.input_shape, problem.num_outputs).to(getattr(torch, plan.training.dtype))
     return build_model(
         plan.model.name,
         input_shape=problem.input_shape,
@@ -270,6 +326,24 @@ def _checked(layout: ModelLayout, model: nn.Module, problem: Problem) -> ModelLa
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError("All parameters of the model are frozen.", remedy="Leave requires_grad=True on some of them.")
     return layout
+
+
+def _refuse_placement(plan: RunPlan, layout: ModelLayout) -> None:
+    """Devices, bfloat16 and micro-batches are for clients that compute plain gradients, of which nothing is exact."""
+    training, by_sample = plan.training, plan.traits.samples_by_chance
+    is_plain = training.device == "cpu" and training.placement().is_plain
+    if not is_plain and (by_sample or not plan.chosen.model.computes_anywhere):
+        raise PlanError(
+            "training.device, precision and micro_batch are for FedSGD and FedAvg, with or without masks; this plan is "
+            f"{spoken(plan.protection)}{' with noise for every sample' if by_sample else ''}.",
+            remedy="Use protection = 'masks' (with noise: noise.unit = 'client'), or leave these settings out.",
+        )
+    if training.micro_batch and layout.statistics:
+        raise PlanError(
+            "training.micro_batch would change what is trained: BatchNorm normalises by the statistics of what it sees "
+            "at once, which would be a part of the batch.",
+            remedy="Use a smaller training.batch_size, or a model with GroupNorm.",
+        )
 
 
 def _refuse_batch_of_one(name: str, plan: RunPlan, num_samples: int, layout: ModelLayout) -> None:

@@ -69,6 +69,7 @@ def checked_mix(plan: RunPlan, objective: Objective, num_clients: int, layout: M
         layout.num_statistics,
         plan.training.takes_local_steps,
         plan.noise.unit,
+        chosen.model.asks(plan, objective.name),
         tuple(layer.module for layer in layout.statistics if layer.tracked),
     )
     refuse_unsound(mix)

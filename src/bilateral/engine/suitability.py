@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.setup import layout_of
@@ -18,7 +17,7 @@ from bilateral.protections.sound.protection import SOUND
 from bilateral.protocols.objective import make_objective
 
 _BESIDES: dict[str, dict[str, object]] = {
-    f"{FEDAVG} + {SOUND} noise": {"protection": FEDAVG, "noise.mechanism": SOUND, "noise.epsilon": 8.0}
+    f"fedsgd + {SOUND} noise": {"protection": FEDAVG, "noise.mechanism": SOUND, "noise.epsilon": 8.0}
 }
 
 
@@ -34,20 +33,20 @@ class Suitability:
         return not self.refusal
 
 
-def suitability(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> tuple[Suitability, ...]:
-    """What each rung of the ladder, and sound noise over the plain model, says to this network."""
-    return tuple(_asked(model, input_shape, num_outputs))
+def suitability(model: nn.Module, examples: Tensor, num_outputs: int) -> tuple[Suitability, ...]:
+    """What each rung of the ladder, and sound noise over the plain model, says to this network on such inputs."""
+    return tuple(_asked(model, examples, num_outputs))
 
 
-def _asked(model: nn.Module, input_shape: tuple[int, ...], num_outputs: int) -> Iterator[Suitability]:
+def _asked(model: nn.Module, examples: Tensor, num_outputs: int) -> Iterator[Suitability]:
     rungs: dict[str, dict[str, object]] = {
-        FEDAVG: {"protection": FEDAVG},
+        "fedsgd": {"protection": FEDAVG},
         "masks": {"protection": "masks"},
         **_BESIDES,
         "perturbation": {"protection": "perturbation"},
         "sealed": {"protection": "sealed"},
     }
-    objective, examples = make_objective("ce", "classification"), torch.zeros(2, *input_shape)
+    objective, input_shape = make_objective("ce", "classification"), tuple(examples.shape[1:])
     problem = Problem("the data", "classification", input_shape, num_outputs, objective, examples)
     for name, settings in rungs.items():
         plan = RunPlan().with_settings(settings)

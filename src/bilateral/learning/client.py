@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bilateral.data import Split, random_flip_crop
 from bilateral.errors import DataError, ProtocolError
-from bilateral.learning.halves import ClientHalf, LocalHalf
+from bilateral.learning.halves import ClientHalf, LocalHalf, WeighedHalf
+from bilateral.protocols.class_balance import ClassTotals, CountClasses, as_terms, count_classes, weights_from
 from bilateral.protocols.messages import Message, RoundModel, Upload
 from bilateral.protocols.objective import Objective, as_objective
 from bilateral.randomness import Randomness, SeededRandomness
@@ -76,6 +77,9 @@ class StepSchedule(Protocol):
     def of_round(self, round_index: int) -> Iterator[Tensor]: ...
 
 
+COUNTED_AT_ONCE = 512
+
+
 class Uploader(Protocol):
     """What happens to a finished upload on its way out (noise, masks), and the messages that this needs."""
 
@@ -85,8 +89,8 @@ class Uploader(Protocol):
         """Take a message of `accepts`; the reply, if it has one."""
         ...
 
-    def bind(self, model: RoundModel) -> None:
-        """Called with the model that the next upload is trained on, before the training."""
+    def bind(self, model: RoundModel, *beside: Message) -> None:
+        """Called with the model that the next upload is trained on, before the training; and what came beside it."""
         ...
 
     def finish(self, upload: Upload) -> Message:
@@ -102,7 +106,7 @@ class PlainUploader:
     def handle(self, message: Message) -> Message | None:
         raise ProtocolError(f"{type(message).__name__} was not expected: uploads are not masked in this plan.")
 
-    def bind(self, model: RoundModel) -> None:
+    def bind(self, model: RoundModel, *beside: Message) -> None:
         """An upload in the clear depends on nothing."""
 
     def finish(self, upload: Upload) -> Message:
@@ -126,6 +130,7 @@ class TrainingClient:
         weight: int | None = None,
         augment: bool = False,
         reordering: int = 0,
+        look: Callable[[RoundModel], None] | None = None,
     ) -> None:
         if len(data) == 0:
             raise DataError(f"{half.name} has no samples.", remedy="Use fewer clients or another partition.")
@@ -138,6 +143,8 @@ class TrainingClient:
         self._uploader = uploader or PlainUploader()
         self._augment = augment
         self._reordering = reordering
+        self._totals: ClassTotals | None = None
+        self._look = look
 
     def batch(self, round_index: int) -> Split:
         """The samples of a round, before augmentation."""
@@ -158,12 +165,50 @@ class TrainingClient:
     def _handle(self, message: Message) -> Message | None:
         if isinstance(message, self._uploader.accepts):
             return self._uploader.handle(message)
+        if isinstance(message, ClassTotals):
+            self._totals = message
+            return None
         if isinstance(message, RoundModel):
-            self._uploader.bind(message)
-            reply: Message | None = self._train(message)
+            totals, self._totals = self._totals, None
+            self._uploader.bind(message, *(() if totals is None else (totals,)))
+            self._weigh(message, totals)
+            if self._look is not None and not isinstance(message, CountClasses):
+                self._look(message)
+            reply: Message | None = (
+                self._counted(message) if isinstance(message, CountClasses) else self._train(message)
+            )
         else:
             reply = self.half.receive(message)
         return self._uploader.finish(reply) if isinstance(reply, Upload) else reply
+
+    def _weigh(self, model: RoundModel, totals: ClassTotals | None) -> None:
+        """Set the weights of a balanced loss from the totals; refuse totals without such a loss, or it without them."""
+        half = self.half
+        balanced = isinstance(half, WeighedHalf) and half.objective.balanced
+        wanted = balanced and not isinstance(model, CountClasses)
+        if wanted != (totals is not None) or (isinstance(model, CountClasses) and not balanced):
+            raise ProtocolError(
+                f"{self.name}: expected {'class totals' if wanted else 'no class totals'} of round "
+                f"{model.round_index} from the server, and to count only where the plan says so.",
+                remedy="Both sides must run the same plan.",
+            )
+        if totals is None or not isinstance(half, WeighedHalf):
+            return
+        if totals.round_index != model.round_index:
+            raise ProtocolError(f"{self.name}: class totals of round {totals.round_index} in {model.round_index}.")
+        weights = weights_from(totals, half.objective, half.layout.num_outputs)
+        half.objective = replace(half.objective, class_weights=weights)
+
+    def _counted(self, model: CountClasses) -> Upload:
+        """The classes of all samples here, as an upload."""
+        half = self.half
+        assert isinstance(half, WeighedHalf)
+        known = self._data.known_targets
+        parts = [known] if known is not None else (part.targets for part in self._data.chunks(COUNTED_AT_ONCE))
+        counts = sum(count_classes(half.objective, part, half.layout.num_outputs) for part in parts)
+        assert isinstance(counts, Tensor)
+        terms = as_terms(counts, (1, half.layout.num_parameters), torch.float64)
+        return Upload(model.round_index, 1, terms, terms.new_zeros(half.layout.num_statistics))
 
     def _train(self, model: RoundModel) -> Message:
         """Train on the round's batch. Dropout draws from a stream of its own, derived from the round.
@@ -184,7 +229,7 @@ class TrainingClient:
 
     def _prepared(self, indices: Tensor, *labels: str | int) -> tuple[Tensor, Tensor]:
         """A batch as it is trained on; what the training draws comes from a stream with these labels."""
-        chosen = self._data.subset(indices)
+        chosen = self._data.drawn(indices, lambda: _seed(self._randomness.child("samples", *labels)))
         inputs, targets = chosen.inputs, chosen.targets
         generator = self._randomness.child(*labels).torch_generator()
         if self._augment:
@@ -194,6 +239,10 @@ class TrainingClient:
             inputs, targets = inputs[order], targets[order]
         torch.default_generator.manual_seed(generator.initial_seed())
         return inputs, targets
+
+
+def _seed(randomness: Randomness) -> int:
+    return int.from_bytes(randomness.random_bytes(7), "little")
 
 
 def reordered(count: int, number: int) -> Tensor:

@@ -170,7 +170,7 @@ class EncryptingUploader:
                 raise ProtocolError(f"{type(message).__name__} is no message of encrypted sums.")
         return None
 
-    def bind(self, model: RoundModel) -> None:
+    def bind(self, model: RoundModel, *beside: Message) -> None:
         """Ciphertexts as published are not bound to the model."""
 
     def finish(self, upload: Upload) -> Message:

@@ -75,10 +75,16 @@ def measure(
     """Run a model over a split, in chunks."""
     with torch.no_grad():
         # Chunks of like size: a rest of one sample would be too few for BatchNorm in training mode.
-        num_chunks = -(-len(split) // batch_size)
-        chunks = [predict(part) for part in torch.tensor_split(split.inputs, num_chunks)]
-    targets = split.targets.double() if split.targets.is_floating_point() else split.targets
-    return Measured(as_objective(loss), torch.cat(chunks).double(), targets, split.sites, measures or Measures())
+        parts = [(predict(part.inputs), part.targets) for part in split.chunks(batch_size)]
+    found = torch.cat([part for _, part in parts])
+    targets = found.double() if found.is_floating_point() else found
+    return Measured(
+        as_objective(loss),
+        torch.cat([part for part, _ in parts]).double(),
+        targets,
+        split.sites,
+        measures or Measures(),
+    )
 
 
 def evaluate(predict: Predict, split: Split, loss: str | Objective, *, batch_size: int = 512) -> dict[str, float]:

@@ -9,8 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from bilateral.learning.exchange import Exchange, Packet
+from bilateral.models.layout import ModelLayout
 from bilateral.protocols.mask.messages import MaskOpening, Roster
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, Upload
+from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 
 
@@ -83,6 +85,14 @@ class LocalHalf(Protocol):
     """A client's half that takes steps of its own on several batches."""
 
     def train_locally(self, message: Any, batches: Iterable[tuple[Tensor, Tensor]], weight: int) -> Upload: ...
+
+
+@runtime_checkable
+class WeighedHalf(Protocol):
+    """A client's half whose loss may have class weights that follow from counts of all clients."""
+
+    objective: Objective
+    layout: ModelLayout
 
 
 class ClientHalf(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +17,14 @@ from bilateral.learning.halves import GradientCheck, PreparingHalf, ServerHalf
 from bilateral.learning.optimiser import Optimiser
 from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import evaluating
+from bilateral.protocols.class_balance import ClassTotals, CountClasses, totals_of
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import MaskedUpload
 from bilateral.protocols.messages import Message, Question
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.messages import PerturbedModel
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.protocols.placement import CPU
 from bilateral.protocols.statistics import update_running_statistics
 
 TakeStatistics = Callable[[nn.Module, ModelLayout, Tensor], None]
@@ -43,9 +46,14 @@ class Training:
     privacy: PrivacyReport | None = None
     check: GradientCheck | None = None
     """Before the first round."""
+    counts_classes: bool = False
+    """The loss has weights that follow from how often classes are there: the first round counts them."""
+    class_totals: Tensor | None = None
     last_gradient: Tensor | None = None
     """As recovered from the last round's sum; with local steps, the mean change."""
     take_statistics: TakeStatistics = update_running_statistics
+    device: torch.device = CPU
+    """Where the model is measured; it lives on the CPU."""
 
     def check_recovery(self) -> RecoveryReport | None:
         """Try on the server's own inputs whether rounds would recover the gradient of plain training.
@@ -71,11 +79,15 @@ class Training:
         5. the server recovers the gradient from the sum and takes a step
         """
         opened = self._prepared(round_index, self.aggregation.open(round_index, participants, exchange), exchange)
-        model = self.server.start_round(round_index)
-        packets = {name: (*before, model) for name, before in opened.items()}
+        counting = self.is_to_count
+        model, beside = self._round_model(round_index)
+        packets = {name: (*before, *beside, model) for name, before in opened.items()}
         replies = exchange(round_index, packets, partial(self._answer, round_index))
         answered = {name: reply for name, reply in replies.items() if not isinstance(reply, Question | Unanswered)}
-        total = self.aggregation.close(round_index, answered, exchange, (model,))
+        total = self.aggregation.close(round_index, answered, exchange, (*beside, model))
+        if counting:
+            self.class_totals, self.last_gradient = totals_of(total.terms, self.layout.num_outputs), None
+            return total.contributors
         update, contributors = self.server.recover(total), total.contributors
         del total, model, packets, replies, answered  # each as large as the model, or larger
         if not bool(torch.isfinite(update.gradient).all()):
@@ -92,6 +104,18 @@ class Training:
                 remedy="Lower the learning rate and start anew.",
             )
         return contributors
+
+    @property
+    def is_to_count(self) -> bool:
+        """Whether the next round counts classes, and trains nothing."""
+        return self.counts_classes and self.class_totals is None
+
+    def _round_model(self, round_index: int) -> tuple[Message, Packet]:
+        """What clients train on, and what they are told beside it."""
+        if self.is_to_count:
+            return CountClasses(round_index, torch.zeros(0)), ()
+        model = self.server.start_round(round_index)
+        return model, (() if self.class_totals is None else (ClassTotals(round_index, self.class_totals),))
 
     def _prepared(self, round_index: int, opened: dict[str, Packet], exchange: Exchange) -> dict[str, Packet]:
         """What precedes the model, for each client that is still there."""
@@ -123,16 +147,17 @@ class Training:
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The true model in evaluation mode."""
-        return predict_with(self.model)(inputs)
+        return predict_with(self.model, self.device)(inputs)
 
 
-def predict_with(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Inputs -> outputs of a model in evaluation mode."""
+def predict_with(model: nn.Module, device: torch.device = CPU) -> Callable[[Tensor], Tensor]:
+    """Inputs -> outputs of a model in evaluation mode; on another device, of a copy of it as it is now."""
+    placed = model if device == CPU else copy.deepcopy(model).to(device)
 
     def predict(inputs: Tensor) -> Tensor:
-        with evaluating(model), torch.no_grad():
-            result: Tensor = model(inputs)
-        return result
+        with evaluating(placed), torch.no_grad():
+            result: Tensor = placed(inputs.to(device))
+        return result.cpu()
 
     return predict
 

@@ -45,10 +45,10 @@ class PrivateUploader:
     def handle(self, message: Message) -> Message | None:
         return self._inner.handle(message)
 
-    def bind(self, model: RoundModel) -> None:
+    def bind(self, model: RoundModel, *beside: Message) -> None:
         if self._pay is not None:
             self._pay(model.round_index)
-        self._inner.bind(model)
+        self._inner.bind(model, *beside)
 
     def finish(self, upload: Upload) -> Message:
         return self._inner.finish(upload if self._privatise is None else self._privatise(upload))
@@ -108,11 +108,11 @@ class MaskUploader:
                 raise ProtocolError(f"{type(message).__name__} is no message of masked aggregation.")
         return None
 
-    def bind(self, model: RoundModel) -> None:
+    def bind(self, model: RoundModel, *beside: Message) -> None:
         """Take over the round's clipping norm, if the plan adapts it, and remember what the upload depends on."""
         norm, self._norm = self._norm, None
         if norm is None and self._set_norm is None:
-            self._context = digest(model)
+            self._context = digest(*beside, model)
             return
         if norm is None or self._set_norm is None or norm.round_index != model.round_index:
             said = "none" if norm is None else f"one of round {norm.round_index}"
@@ -128,7 +128,7 @@ class MaskUploader:
                 f"got {norm.norm.tolist()}."
             )
         self._set_norm(value)
-        self._context = digest(norm, model)
+        self._context = digest(norm, *beside, model)
 
     def finish(self, upload: Upload) -> Message:
         return self._masks.mask(upload, self._context)
@@ -166,7 +166,7 @@ class PairwiseUploader:
                 raise ProtocolError(f"{type(message).__name__} is no message of pairwise noise.")
         return None
 
-    def bind(self, model: RoundModel) -> None:
+    def bind(self, model: RoundModel, *beside: Message) -> None:
         """Pairwise noise as published does not depend on the model."""
 
     def finish(self, upload: Upload) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 from bilateral.errors import UnsupportedLayerError
 from bilateral.models.factor_relations import ScaleClasses
 from bilateral.models.identities import Identities, UnionFind, digest_over, mix, numbered
+from bilateral.models.integer_inputs import NO_LIMIT
 
 NormInputs = Literal["exact", "scaled"]
 """Whether what enters a normalisation has factor 1, so that its eps acts as in the plain model, or a secret one."""
@@ -65,6 +66,8 @@ class Stored:
 
     meta: Tensor
     elements: Tensor
+    other_shape: torch.Size | None = None
+    """See `Value`."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +337,8 @@ class BareParameters:
         """The elements as a value that meets those in `beside`."""
         held = self.stored(operand, site) if isinstance(operand, Parameter) else operand
         self._assign(held.elements, self._channel_dims(held.meta, beside))
-        return Value.of(held.meta, self._ids.map(lambda t: t[held.elements]))
+        found = Value.of(held.meta, self._ids.map(lambda t: t[held.elements]))
+        return replace(found, other_shape=held.other_shape)
 
     def _channel_dims(self, meta: Tensor, beside: Sequence[Value]) -> list[int]:
         wide = [d for d, size in enumerate(meta.shape) if size > 1]
@@ -381,6 +385,4 @@ def _are_all_different(neurons: Tensor, dim: int) -> bool:
     return len(line) > 1 and len(torch.unique(line)) == len(line)
 
 
-NO_LIMIT: Final = 1 << 31
-"""Integer inputs that are looked up in no table."""
 BARE: Final = "parameter used as a value"

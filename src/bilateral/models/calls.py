@@ -10,6 +10,7 @@ The scale graph reasons about recorded calls, clients run the module itself. So 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from bilateral.errors import BilateralError, ModelError
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.modes import kept_in_evaluation, set_training
+from bilateral.models.no_dropout import NoDropout
 from bilateral.models.rules import function_rule
 from bilateral.models.spelled_out import SPELLED_OUT, drop_unused_weights
 
@@ -32,6 +35,8 @@ MODE_IS_AN_ARGUMENT: Final = ("dropout", "stochastic_depth")
 _MODE_ARGUMENTS: Final = {"scaled_dot_product_attention": (4, "dropout_p"), "batch_norm": (5, "training")}
 """Functions of which one argument may tell the mode, its place and name."""
 _MAKERS: Final = ("arange", "zeros", "ones", "full", "eye")
+_TRACING: Final = threading.RLock()
+"""Traces replace functions of torch for a moment, so there is one at a time."""
 _HOOKS: Final = (
     ("_forward_hooks", "forward hook"),
     ("_forward_pre_hooks", "forward pre-hook"),
@@ -87,7 +92,7 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     before = set(vars(model))
     try:
         with _sizes_of_constants():
-            graph = _Tracer().trace(model)
+            graph = _traced(model)
         drop_unused_weights(graph)
     except BilateralError:
         raise
@@ -102,10 +107,18 @@ def trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     return graph, made
 
 
+def _traced(model: nn.Module) -> fx.Graph:
+    try:
+        return _Tracer().trace(model)
+    except (TypeError, IndexError):  # a buffer is cut to the size of an activation: it has to be recorded as well
+        with_buffers = _Tracer()
+        with_buffers.proxy_buffer_attributes = True
+        return with_buffers.trace(model)
+
+
 @contextmanager
 def _sizes_of_constants() -> Iterator[None]:
     """Record constants whose size is one of an activation (`torch.arange(x.size(1))`), which torch.fx refuses."""
-    kept = {name: getattr(torch, name) for name in _MAKERS}
 
     def recording(made: Callable[..., Any]) -> Callable[..., Any]:
         def record_or_make(*args: Any, **kwargs: Any) -> Any:
@@ -117,17 +130,19 @@ def _sizes_of_constants() -> Iterator[None]:
 
         return record_or_make
 
-    try:
-        for name, made in kept.items():
-            setattr(torch, name, recording(made))
-        yield
-    finally:
-        for name, made in kept.items():
-            setattr(torch, name, made)
+    with _TRACING:
+        kept = {name: getattr(torch, name) for name in _MAKERS}
+        try:
+            for name, made in kept.items():
+                setattr(torch, name, recording(made))
+            yield
+        finally:
+            for name, made in kept.items():
+                setattr(torch, name, made)
 
 
 class _Tracer(fx.Tracer):
-    """Names a hook that `forward` puts on an activation, for which torch.fx itself has no word; writes out attention."""
+    """Names a hook on an activation, for which torch.fx itself has no word; records composite layers written out."""
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,11 +156,25 @@ class _Tracer(fx.Tracer):
         return super().create_proxy(kind, target, *args, **kwargs)
 
 
+def check_inputs(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    vocabulary: Tensor | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Two samples that the model takes: normal ones in its own precision, or integers of `dtype` within its tables."""
+    generator = torch.Generator().manual_seed(0)
+    if vocabulary is None:
+        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+        return torch.randn(2, *input_shape, dtype=own, generator=generator)
+    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
+
+
 def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
     """Run module and record on the same two samples; refuse a difference, and backward passes of a user's own."""
     name = type(model).__name__
     module = set_training(copy.deepcopy(model), calls.kept_in_evaluation)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), NoDropout():
         expected = _run(name, module, inputs)
         for constant, value in calls.constants.items():
             setattr(module, constant, value)
@@ -165,7 +194,7 @@ def check_record(model: nn.Module, calls: Calls, inputs: Tensor) -> None:
 
 
 def _run(name: str, module: nn.Module, inputs: Tensor) -> Tensor:
-    torch.manual_seed(1)  # dropout
+    torch.manual_seed(1)
     try:
         result = module(inputs.clone())
     except Exception as error:  # what a meta tensor passes and a real one does not

@@ -85,7 +85,7 @@ def _sum_over_channels(builder: GraphBuilder, site: Site, left: Identities, righ
     roles = mix(digest_over(left.role, [-2]), digest_over(right.role, [-1]))
     lead, size = lines.shape[:-1], lines.shape[-1]
     rows = builder.neurons.rooted(lines).reshape(-1, size)
-    sets, which = torch.unique(rows, dim=0, return_inverse=True)
+    sets, which = torch.unique(rows.contiguous(), dim=0, return_inverse=True)
     roles = roles.expand(lines.shape).reshape(-1, size)
     role_of = torch.stack([digest_over(roles[which == number], [0]) for number in range(len(sets))])
     if len(sets) == 1:
@@ -117,8 +117,15 @@ def _pair(builder: GraphBuilder, site: Site, left: Tensor, right: Tensor) -> tup
         return b, clear
     if _move_together(builder, b.squeeze(-2), a.squeeze(-1)):
         return a, clear
+    reason = f"multiplied with channels that do not move with it by {site.label}"
+    if builder.neurons.narrowed(a).shape[-2] == 1:  # one for all rows, as a head is: better it stays than all of them
+        builder.neurons.pin(a, reason)
+        return b, (True, False)
+    if builder.neurons.narrowed(b).shape[-1] == 1:
+        builder.neurons.pin(b, reason)
+        return a, (False, True)
     builder.neurons.union(a, b, site.label)
-    return torch.broadcast_tensors(a, b)[0], clear
+    return a.expand(np.broadcast_shapes(a.shape, b.shape)), clear
 
 
 def _move_together(builder: GraphBuilder, heads: Tensor, members: Tensor) -> bool:
@@ -132,7 +139,7 @@ def _move_together(builder: GraphBuilder, heads: Tensor, members: Tensor) -> boo
     head_of, sets = distinct[:, 0], distinct[:, 1:]
     if len(head_of) < 2 or len(torch.unique(head_of)) < len(head_of) or not _are_groups(sets):
         return False
-    if bool((head_of == 0).any()) or bool(torch.isin(head_of, sets).any()):
+    if bool((head_of == 0).any()) or bool(torch.isin(head_of.contiguous(), sets.reshape(-1)).any()):
         return False
     none = torch.zeros_like(head_of)
     inside = Axis(sets.reshape(-1), torch.zeros(sets.numel(), dtype=torch.int64))

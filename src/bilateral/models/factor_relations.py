@@ -51,12 +51,13 @@ class Derived:
         """From (target, source, power)."""
         if not powers:
             return Derived.none()
-        target, source, power = zip(*powers, strict=True)
-        return Derived(torch.tensor(target), torch.tensor(source), torch.tensor(power, dtype=torch.float64))
+        target, source = (torch.tensor([row[place] for row in powers]) for place in (0, 1))
+        return Derived(target, source, torch.tensor([row[2] for row in powers], dtype=torch.float64))
 
     @property
     def targets(self) -> Tensor:
-        return torch.unique(self.target)
+        found: Tensor = torch.unique(self.target)
+        return found
 
     def complete(self, factors: Tensor) -> Tensor:
         """`factors` with those of derived classes computed from the free ones."""
@@ -84,8 +85,8 @@ class ScaleClasses(UnionFind):
         shape = np.broadcast_shapes(left.shape, right.shape)
         left, right = self.narrowed(left, len(shape)), self.narrowed(right, len(shape))
         count = len(self._parent)
-        pairs, places = torch.unique(left * count + right, return_inverse=True)
-        found = [self._product(*divmod(pair, count), power, reason) for pair in pairs.tolist()]
+        pairs, places = torch.unique((left * count + right).contiguous(), return_inverse=True)
+        found = [self._product(pair // count, pair % count, power, reason) for pair in pairs.tolist()]
         return torch.tensor(found, dtype=torch.int64)[places].expand(shape)
 
     def _product(self, left: int, right: int, power: int, reason: str) -> int:
@@ -93,7 +94,9 @@ class ScaleClasses(UnionFind):
             return left
         if left == 0 and power == 1:
             return right
-        key = (*sorted((left, right)), 1) if power == 1 else (left, right, power)
+        if power == 1:
+            left, right = min(left, right), max(left, right)
+        key = (left, right, power)
         if key not in self._known:
             made = int(self.fresh(1))
             self._known[key] = made
@@ -183,7 +186,7 @@ class ScaleClasses(UnionFind):
                     self._pin_free(free, reason)
 
     def _merge(self, item: int, free: int, reason: str) -> None:
-        """The forest keeps the lower number as representative; which of two equal free classes it is does not matter."""
+        """Of two equal free classes the forest keeps the lower number as representative."""
         self.union(torch.tensor([item]), torch.tensor([free]), reason)
         root = self.find(item)
         if root == free:

@@ -78,7 +78,7 @@ class UnionFind:
     def rooted(self, items: Tensor) -> Tensor:
         """Every item's representative."""
         narrow = _without_expanded(items)[0]
-        unique, places = torch.unique(narrow, return_inverse=True)
+        unique, places = torch.unique(narrow.contiguous(), return_inverse=True)
         found = torch.tensor([self.find(i) for i in unique.tolist()], dtype=torch.int64)
         return found[places].expand(items.shape)
 
@@ -140,7 +140,7 @@ def digest_over(roles: Tensor, dims: Sequence[int]) -> Tensor:
             places = torch.arange(roles.shape[dim]).reshape(-1, *[1] * (roles.dim() - dim - 1))
             narrow = _without_expanded(roles)[0]
             total = mix(narrow, places).sum(dim)
-            roles = total.expand(*roles.shape[:dim], *roles.shape[dim + 1 :])
+            roles = total.expand((*roles.shape[:dim], *roles.shape[dim + 1 :]))
     return roles
 
 

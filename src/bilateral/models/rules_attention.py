@@ -19,38 +19,37 @@ from torch import Tensor, nn
 from bilateral.models.builder import GraphBuilder, Parameter, Site, Value, refuse_activations
 from bilateral.models.contraction import contract, refuse_mixed_samples
 from bilateral.models.identities import Identities, digest_over, mix
-from bilateral.models.rules import handles_constants, module_rule, rule
+from bilateral.models.rules import handles_constants, module_rule, rule, takes_parameters
 from bilateral.models.rules_parametric import linear_by_columns
 
 
+@takes_parameters
 @handles_constants
 @rule(torch.matmul, torch.bmm, operator.matmul, methods=("matmul", "bmm"))
 def matrix_product(builder: GraphBuilder, site: Site, left: Any, right: Any) -> Identities:
     if isinstance(right, Parameter) and right.meta.dim() == 2 and isinstance(left, Value):
         return linear_by_columns(builder, site, left, right)
-    a, b = (as_operand(builder, site, operand) for operand in (left, right))
+    a, b = (as_operand(site, operand) for operand in builder.as_values(site, left, right))
     if min(a.meta.dim(), b.meta.dim()) < 2:
         raise site.refuse("it multiplies a matrix with a vector", "Give the vector a second dimension (unsqueeze).")
     refuse_mixed_samples(site, a, b)
     return contract(builder, site, a.ids, b.ids)
 
 
-def as_operand(builder: GraphBuilder, site: Site, operand: Any) -> Value:
+def as_operand(site: Site, operand: Any) -> Value:
     """A value; a constant is one that has no factor and stays in place."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, Tensor):
         return Value.of(operand, Identities.pinned(operand.shape))
-    raise site.refuse(
-        "it multiplies with a bare parameter", "Use F.linear, or a parameter of two dimensions on the right."
-    )
+    raise site.refuse("one of its operands is no tensor", "Give it tensors.")
 
 
 @handles_constants
 @rule(torch.einsum)
 def einsum(builder: GraphBuilder, site: Site, equation: str, *operands: Any) -> Identities:
     """Two operands: indices in both and in the result are leading ones, those in both and not in it are summed."""
-    values = [as_operand(builder, site, operand) for operand in operands]
+    values = [as_operand(site, operand) for operand in operands]
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     names = inputs.split(",")
     plain = arrow and "." not in equation and len(values) == 2 and all(len(set(n)) == len(n) for n in (*names, result))
@@ -156,8 +155,6 @@ def masked_scores(builder: GraphBuilder, site: Site, scores: Identities, mask: A
     """Scores of factor 1 that meet a mask: of booleans, or of numbers that are added."""
     if mask is None:
         return scores
-    if isinstance(mask, Parameter):
-        raise site.refuse("its mask is a bare parameter", "Add it to the scores, and write the softmax out.")
     ids = mask.ids if isinstance(mask, Value) else Identities.pinned(mask.shape)
     builder.scales.pin(ids.scale, f"a mask of {site.label}")
     return builder.met_by_clear(site, scores, ids, mask.shape if isinstance(mask, Tensor) else mask.meta.shape)

@@ -38,8 +38,9 @@ from bilateral.models.rules import module_rule, rule, takes_parameters
 
 @takes_parameters
 @rule(F.linear)
-def linear(builder: GraphBuilder, site: Site, x: Value, weight: Parameter, bias: Parameter | None = None) -> Identities:
+def linear(builder: GraphBuilder, site: Site, x: Any, weight: Parameter, bias: Parameter | None = None) -> Identities:
     _expect_parameters(site, weight, bias)
+    (x,) = builder.as_values(site, x)
     features = builder.uniform(site, x, range(x.meta.dim() - 1))
     fresh = builder.fresh_channels(weight.meta.shape[0])
     outputs, inputs = Axis.of(fresh), Axis.of(features)

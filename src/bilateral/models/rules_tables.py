@@ -43,6 +43,8 @@ def embedding(
             raise site.refuse(
                 "it looks up numbers of its own with padding_idx or scale_grad_by_freq", "Leave both out."
             )
+        if indices.is_meta:
+            raise site.refuse("the numbers that it looks up are not known in advance", "Keep them in a buffer.")
         held = builder.bare.stored(weight, site) if isinstance(weight, Parameter) else weight
         return Stored(site.output, held.elements[indices])
     if not isinstance(indices, Value) or not isinstance(weight, Parameter):

@@ -80,7 +80,7 @@ class ScaleGraph(ModelLayout):
     @staticmethod
     @checked
     def of(model: nn.Module, example_input: Tensor, *, norm_inputs: NormInputs = "exact") -> ScaleGraph:
-        """Analyse `model`. `example_input` has a batch dimension; only its shape matters, and whether it is of integers.
+        """Analyse `model`. Of `example_input`, which has a batch dimension, only shape and type matter.
 
         `norm_inputs`: exact gives factor 1 to what enters a normalisation layer; scaled gives it secret ones as well,
         and the layer's eps acts as eps / scale^2: another network than the plain one, another one every round.

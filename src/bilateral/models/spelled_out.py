@@ -18,15 +18,18 @@ from torch import Tensor, fx, nn
 from bilateral.errors import UnsupportedLayerError
 
 
-def joined_mask(attention_mask: Tensor | None, padding_mask: Tensor | None, num_heads: int) -> Tensor:
+def joined_mask(
+    attention_mask: Tensor | None, padding_mask: Tensor | None, num_heads: int, dtype: torch.dtype
+) -> Tensor:
     """Both masks of nn.MultiheadAttention, in which True shuts out, as one of numbers that are added to the scores."""
     parts = []
     if attention_mask is not None:
-        wide = attention_mask.unflatten(0, (-1, num_heads)) if attention_mask.dim() == 3 else attention_mask
+        by_head = (-1, num_heads, *attention_mask.shape[1:])
+        wide = attention_mask.reshape(by_head) if attention_mask.dim() == 3 else attention_mask
         parts.append(_as_numbers(wide))
     if padding_mask is not None:
         parts.append(_as_numbers(padding_mask)[..., None, None, :])
-    return parts[0] + parts[1] if len(parts) == 2 else parts[0]
+    return (parts[0] + parts[1] if len(parts) == 2 else parts[0]).to(dtype)
 
 
 def _as_numbers(mask: Tensor) -> Tensor:
@@ -35,18 +38,12 @@ def _as_numbers(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, float("-inf"))
 
 
-def fitted_mask(mask: Tensor, query: Tensor) -> Tensor:
-    """The mask in the precision of the queries, as scaled_dot_product_attention wants it."""
-    return mask.to(query.dtype)
-
-
 def returned_weights(query: Tensor) -> Tensor:
     """Stands for the attention weights that nn.MultiheadAttention returns beside its output; nobody may use them."""
     return query
 
 
 fx.wrap("joined_mask")
-fx.wrap("fitted_mask")
 fx.wrap("returned_weights")
 
 
@@ -58,7 +55,7 @@ def multi_head_attention(
     key_padding_mask: Any = None,
     need_weights: bool = True,
     attn_mask: Any = None,
-    average_attn_weights: bool = True,
+    average_attn_weights: bool = True,  # noqa: ARG001 (torch's argument; nobody may use the weights)
     is_causal: bool = False,
 ) -> tuple[Any, Any]:
     if m.bias_k is not None or m.bias_v is not None or m.add_zero_attn:
@@ -75,7 +72,7 @@ def multi_head_attention(
     is_causal = is_causal and key_padding_mask is None and not need_weights
     mask = None
     if (attn_mask is not None and not is_causal) or key_padding_mask is not None:
-        mask = fitted_mask(joined_mask(attn_mask, key_padding_mask, m.num_heads), q)
+        mask = joined_mask(attn_mask, key_padding_mask, m.num_heads, q.dtype)
     dropout = m.dropout if m.training else 0.0
     heads = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
     output = m.out_proj(heads.transpose(-3, -2).flatten(-2))

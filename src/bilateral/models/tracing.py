@@ -25,8 +25,8 @@ from bilateral.models import (  # noqa: F401
     rules_spelled,
     rules_tables,
 )
-from bilateral.models.builder import NO_LIMIT, GraphBuilder, NormInputs, Parameter, Site, Stored, Value
-from bilateral.models.calls import Calls, check_record, record
+from bilateral.models.builder import GraphBuilder, NormInputs, Parameter, Site, Stored, Value
+from bilateral.models.calls import Calls, check_inputs, check_record, record
 from bilateral.models.identities import Identities
 from bilateral.models.other_batch import BATCH, OTHER_BATCH, OtherBatch, run_call
 from bilateral.models.rules import HANDLES_CONSTANTS, METHOD_RULES, MODULE_RULES, TAKES_PARAMETERS, function_rule
@@ -56,7 +56,7 @@ class Walk:
 
 
 def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exact") -> Walk:
-    """Trace `model` and apply the rule of every call. `example_input` fixes shapes and type, its values do not matter."""
+    """Trace `model` and apply the rule of every call. Of `example_input` only shape and type matter."""
     calls = record(model)
     input_shape = tuple(example_input.shape[1:])
     integers = None if example_input.is_floating_point() else example_input.dtype
@@ -66,23 +66,6 @@ def walk(model: nn.Module, example_input: Tensor, norm_inputs: NormInputs = "exa
         found = _Walker(model, calls, norm_inputs, integers, tied).run(input_shape)
     check_record(model, calls, check_inputs(model, input_shape, found.vocabulary, example_input.dtype))
     return found
-
-
-def check_inputs(
-    model: nn.Module, input_shape: tuple[int, ...], vocabulary: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Two samples that the model takes: normal ones in its own precision, or integers within its tables."""
-    generator = torch.Generator().manual_seed(0)
-    if vocabulary is None:
-        own = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        return torch.randn(2, *input_shape, dtype=own, generator=generator)
-    return integers_below(vocabulary, torch.rand(2, *input_shape, generator=generator)).to(dtype)
-
-
-def integers_below(vocabulary: Tensor, uniform: Tensor) -> Tensor:
-    """Integers for a network of integers, from numbers between 0 and 1; those without a limit are small."""
-    limits = torch.where(vocabulary == NO_LIMIT, torch.full_like(vocabulary, 16), vocabulary)
-    return torch.minimum((uniform.double() * limits).long(), limits - 1)
 
 
 class _Walker:
@@ -165,9 +148,9 @@ class _Walker:
             if not held and type(module) is not nn.Embedding:
                 return output  # a constant
             if held and moves_parameters(node):
-                return self._moved_parameters(node, site, output, args, kwargs)
+                return self._told(node, self._moved_parameters(node, site, output, args, kwargs))
         if self._rule(node, module, site) not in TAKES_PARAMETERS:
-            args, kwargs = self._with_values(node, site, (args, kwargs), held)
+            args, kwargs = self._with_values(site, (args, kwargs), held)
         applied = self._told(node, self._apply(node, module, site, args, kwargs))
         if any(isinstance(argument, Value) and argument.batch_dims for argument in held):
             self._other.check_size(node, label, output)
@@ -197,9 +180,7 @@ class _Walker:
             return Stored(output, moved)
         return tuple(Stored(meta, part) for meta, part in zip(output, moved, strict=True))
 
-    def _with_values(
-        self, node: fx.Node, site: Site, arguments: Any, held: list[Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _with_values(self, site: Site, arguments: Any, held: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, bare parameters among them as values beside its activations."""
         values = [argument for argument in held if isinstance(argument, Value)]
 
@@ -215,7 +196,7 @@ class _Walker:
         """Values with the shapes that they have for another number of samples."""
 
         def tell(part: Any, other: Any) -> Any:
-            if isinstance(part, Value):
+            if isinstance(part, Value | Stored):
                 return replace(part, other_shape=other.shape)
             if isinstance(part, tuple):
                 return tuple(tell(*pair) for pair in zip(part, other, strict=True))
@@ -281,6 +262,8 @@ class _Walker:
         label: str,
     ) -> Any:
         plain_args, plain_kwargs = map_aggregate(args, _to_meta), map_aggregate(kwargs, _to_meta)
+        if "device" in plain_kwargs and not _held((args, kwargs)):  # a constant is known, not only its shape
+            plain_kwargs = {**plain_kwargs, "device": "cpu"}
         try:
             result = run_call(node, module, plain_args, plain_kwargs)
         except Exception as error:  # torch raises many types for a shape that does not fit

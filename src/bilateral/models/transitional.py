@@ -170,7 +170,8 @@ class _Shapes(fx.Interpreter):
         super().__init__(copy.deepcopy(module).eval())
 
     def of(self, example_input: Tensor) -> dict[fx.Node, torch.Size]:
-        dtype = next(self.module.parameters()).dtype
+        real = example_input.is_floating_point()
+        dtype = next(self.module.parameters()).dtype if real else example_input.dtype
         with torch.no_grad():
             self.run(torch.zeros(2, *example_input.shape[1:], dtype=dtype))
         return self._found

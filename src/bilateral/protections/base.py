@@ -42,7 +42,7 @@ class Vocabulary:
 class Mix:
     """Protections as they were chosen, with what decides whether they go together."""
 
-    model: ModelProtection
+    model: AnyModelProtection
     noise: NoiseProtection | None
     objective: Objective
     masks: MaskName
@@ -51,6 +51,8 @@ class Mix:
     local_steps: bool = False
     unit: str = "sample"
     """What noise protects, if there is any."""
+    asks: bool = False
+    """Whether clients ask the server something in the middle of a round."""
     batch_norms: tuple[str, ...] = ()
     """Layers whose batch statistics are uploaded."""
 
@@ -91,7 +93,7 @@ class Protection(ABC):
         """How the name of a stack has it: `sound noise`."""
 
     @abstractmethod
-    def enter(self, protections: dict[str, ModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:
+    def enter(self, protections: dict[str, AnyModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:
         """Into the register of its kind."""
 
     @abstractmethod
@@ -106,15 +108,17 @@ class Protection(ABC):
         """Raise by name for what this cannot train, besides what a trace refuses (`Traits.needs_trace`)."""
 
 
-class ModelProtection(Protection):
-    """What clients are sent, and what they upload."""
+class AnyModelProtection(Protection):
+    """What clients are sent, and what they upload. Its `sides` make both halves, of all that the parties agreed on."""
 
     can_clip: bool = False
-    """`make_client` takes clipping, as noise of clients needs it."""
+    """Its clients take clipping, as noise of clients needs it: then it is a `ModelProtection`."""
     baseline_of: str = ""
     """Whose scheme it is, if it is here to be measured against: no rung of the ladder, compared only if asked for."""
     one_gradient_because: str = "its clients are written to give one gradient a round"
     """Why there are no local steps; empty where `make_client` takes them (`training.local_steps`)."""
+    computes_anywhere: bool = False
+    """`make_client` takes devices, bfloat16 and micro-batches (`TrainingSettings.placement`)."""
     takes_any_objective: bool = False
     """`make_client` takes any loss (`ClientBasis.objective`), and not only mse and ce as they are."""
 
@@ -122,7 +126,7 @@ class ModelProtection(Protection):
     def title(self) -> str:
         return self.name
 
-    def enter(self, protections: dict[str, ModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:  # noqa: ARG002
+    def enter(self, protections: dict[str, AnyModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:  # noqa: ARG002
         protections[self.name] = self
 
     def traits(self, plan: Plan) -> Traits:  # noqa: ARG002
@@ -131,14 +135,6 @@ class ModelProtection(Protection):
     @abstractmethod
     def guarantee(self, around: Groundwork) -> Guarantee:
         """What it claims and admits, without masks and noise."""
-
-    @abstractmethod
-    def make_server(self, around: Groundwork, model: nn.Module) -> ServerHalf:
-        """The server's half, for the model that the server trains."""
-
-    @abstractmethod
-    def make_client(self, basis: ClientBasis) -> ClientHalf:
-        """A client's half."""
 
     def term_names(self, plan: Plan, loss: str) -> tuple[str, ...]:  # noqa: ARG002
         """The rows of an upload."""
@@ -156,6 +152,21 @@ class ModelProtection(Protection):
         """Of the recovered gradient against plain autograd, before the first round."""
         return None
 
+    def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        yield from ()
+
+
+class ModelProtection(AnyModelProtection):
+    """One whose clients are made each by itself: without knowing who else takes part."""
+
+    @abstractmethod
+    def make_server(self, around: Groundwork, model: nn.Module) -> ServerHalf:
+        """The server's half, for the model that the server trains."""
+
+    @abstractmethod
+    def make_client(self, basis: ClientBasis) -> ClientHalf:
+        """A client's half."""
+
     def sides(self, around: Groundwork) -> Sides:
         def make_client(seat: Seat) -> ClientParts:
             return ClientParts(self.make_client(around.basis(seat)), around.batch_schedule(seat))
@@ -170,18 +181,15 @@ class ModelProtection(Protection):
             check=self.recovery_check(around),
         )
 
-    def warnings(self, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        yield from ()
-
 
 class NoiseProtection(Protection):
-    """Noise on top of a `ModelProtection`."""
+    """Noise on top of a protection of models."""
 
     @property
     def title(self) -> str:
         return f"{self.name} noise"
 
-    def enter(self, protections: dict[str, ModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:  # noqa: ARG002
+    def enter(self, protections: dict[str, AnyModelProtection], mechanisms: dict[str, NoiseProtection]) -> None:  # noqa: ARG002
         mechanisms[self.name] = self
 
     @abstractmethod

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from bilateral.errors import UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections import registry
-from bilateral.protections.base import ModelProtection, NoiseProtection, Protection
+from bilateral.protections.base import AnyModelProtection, ModelProtection, NoiseProtection, Protection
 from bilateral.protections.groundwork import Groundwork, Plan
 from bilateral.protections.sides import Sides
 from bilateral.protections.traits import Traits
@@ -19,7 +20,7 @@ class Chosen:
     """The protections of a plan, below its masks."""
 
     plan: Plan
-    model: ModelProtection
+    model: AnyModelProtection
     noise: NoiseProtection | None
 
     @staticmethod
@@ -29,6 +30,16 @@ class Chosen:
     @property
     def each(self) -> tuple[Protection, ...]:
         return (self.model,) if self.noise is None else (self.model, self.noise)
+
+    @property
+    def halves(self) -> ModelProtection:
+        """The model's protection, where its clients are made each by itself: for noise, and for who plays them anew."""
+        if not isinstance(self.model, ModelProtection):
+            raise UnsoundPlanError(
+                f"The clients of {self.model.name} are made with all that the parties agreed on, none by itself.",
+                remedy="Choose another protection.",
+            )
+        return self.model
 
     @property
     def traits(self) -> Traits:

@@ -30,6 +30,13 @@ OTHER_OBJECTIVE: Final = Rule(
     PLAIN_REMEDY,
 )
 
+COUNTED_WITHOUT_NOISE: Final = Rule(
+    "balanced class weights under noise",
+    lambda mix: mix.objective.balanced and mix.noise is not None,
+    "they are worked out from exact counts of classes, which are told to everybody and which no epsilon covers",
+    "List the weights, if they are public: training.class_weights = [1.0, 3.0].",
+)
+
 
 def name_of(mix: Mix) -> str:
     """`perturbation + sound noise + ring masks`; checkpoints and plans know it by this. `spoken` is for people."""
@@ -50,7 +57,7 @@ def refuse_unsound(mix: Mix) -> None:
             "protection = 'masks' or 'fedsgd'.",
         )
     of_noise = () if mix.noise is None else mix.noise.refused
-    for rule in (MASKS_ALONE, OTHER_OBJECTIVE, *of_noise, *mix.model.refused):
+    for rule in (MASKS_ALONE, OTHER_OBJECTIVE, COUNTED_WITHOUT_NOISE, *of_noise, *mix.model.refused):
         if rule.applies(mix):
             raise UnsoundPlanError(
                 f"Refused, {rule.name}: {rule.reason}{_named(rule.layers(mix))}.", remedy=rule.remedy

@@ -22,6 +22,7 @@ from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.settings import PerturbationSettings
+from bilateral.protocols.placement import Placement
 from bilateral.protocols.workspace import Workspace
 from bilateral.randomness import Randomness
 
@@ -48,6 +49,7 @@ class TrainingSettings(Protocol):
     def channels_last(self) -> bool | None: ...
     @property
     def local_settings(self) -> LocalSettings | None: ...
+    def placement(self) -> Placement: ...
 
 
 class FederationSettings(Protocol):

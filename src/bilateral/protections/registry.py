@@ -20,7 +20,7 @@ from bilateral.errors import PlanError
 if TYPE_CHECKING:  # they are built from what asks for names here
     from pydantic import BaseModel
 
-    from bilateral.protections.base import ModelProtection, NoiseProtection, Protection
+    from bilateral.protections.base import AnyModelProtection, NoiseProtection, Protection
 
 GROUP: Final = "bilateral.protections"
 NO_NOISE: Final = "none"
@@ -28,7 +28,7 @@ NO_NOISE: Final = "none"
 LOCAL_STEPS: Final = "local-steps"
 """What stands in the names of trainings whose clients take steps of their own, in place of `fedavg`."""
 
-_PROTECTIONS: Final[dict[str, ModelProtection]] = {}
+_PROTECTIONS: Final[dict[str, AnyModelProtection]] = {}
 _MECHANISMS: Final[dict[str, NoiseProtection]] = {}
 
 
@@ -78,7 +78,7 @@ def baseline_names() -> tuple[str, ...]:
     return tuple(one.name for one in _PROTECTIONS.values() if one.baseline_of)
 
 
-def protection_named(name: str) -> ModelProtection:
+def protection_named(name: str) -> AnyModelProtection:
     _load_installed()
     return _PROTECTIONS[name]
 

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bilateral.errors import ModelError, NumericalRangeError, PlanError
 from bilateral.models.calls import trace
 from bilateral.models.layout import ModelLayout
 from bilateral.models.modes import set_training
 from bilateral.models.scale_graph import traced
+from bilateral.protocols.placement import CPU, Placement
 from bilateral.protocols.statistics import batch_statistics, collect_batch_statistics
 from bilateral.protocols.workspace import Workspace
 
@@ -75,8 +76,10 @@ class LocalModel:
         channels_last: bool | None = None,
         workspace: Workspace | None = None,
         keeps_history: bool = False,
+        placement: Placement | None = None,
     ) -> None:
         """`keeps_history`: BatchNorm's running statistics are what the layer makes of them, not the last batch's."""
+        self.placement = placement or Placement()
         self.module = set_training(copy.deepcopy(model), layout.kept_in_evaluation)
         if not keeps_history:
             collect_batch_statistics(self.module)
@@ -91,6 +94,8 @@ class LocalModel:
             )
         if channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.placement.device != CPU:
+            self.module.to(self.placement.device)
         self._layout = layout
         own = dict(self.module.named_parameters())
         self.parameters = [own[p.name] for p in layout.parameters]
@@ -122,11 +127,15 @@ class LocalModel:
 
         Real inputs of another precision are taken in the model's own; whole numbers stay what they are.
         """
+        inputs = inputs.to(self.placement.device)
         if inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._format)
-        outputs = self.module(inputs)
+        with self.placement.autocast():
+            outputs = self.module(inputs)
+        if self.placement.precision != "full":  # losses are computed in full
+            outputs = tree_map_only(Tensor, lambda found: found.to(self.dtype), outputs)
         tensors = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
         if check and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             raise NumericalRangeError(
@@ -140,8 +149,11 @@ class LocalModel:
         self._workspace.expect(self, client)
 
     def upload_rows(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Memory for `count` terms, not initialised."""
+        """Memory for `count` terms where the model is, not initialised."""
+        if self.placement.device != CPU:
+            return torch.empty(count, self._layout.num_parameters, dtype=dtype, device=self.placement.device)
         return self._workspace.rows(count, self._layout.num_parameters, dtype)
 
     def batch_statistics(self) -> Tensor:
-        return batch_statistics(self.module, self._layout)
+        """On the CPU, as all that is sent."""
+        return batch_statistics(self.module, self._layout).cpu()

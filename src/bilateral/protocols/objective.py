@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bilateral.data.dataset import Task
+from bilateral.data.task import Task
 from bilateral.errors import DataError, PlanError
 
 LossName = Literal["mse", "ce", "bce", "huber"]
@@ -71,18 +71,24 @@ class Objective:
     label_smoothing: float = 0.0
     huber_delta: float = 1.0
     function: Callable[[Any, Tensor], Tensor] | None = field(default=None, compare=False, repr=False)
+    balanced: bool = False
+    """The weights follow from how often each class is there (`class_balance`), which is counted before the first step;
+    until they are set the loss is that without weights, as it is in every evaluation."""
 
     @property
     def is_plain(self) -> bool:
         """Whether it is the squared error or cross entropy as they are: all that some protections compute."""
-        return self.name in PLAIN and not self.class_weights and not self.label_smoothing
+        return self.name in PLAIN and not self.class_weights and not self.label_smoothing and not self.balanced
 
     @property
     def described(self) -> str:
         """`ce with class weights`"""
         extras = [
             word
-            for word, is_set in (("class weights", self.class_weights), ("label smoothing", self.label_smoothing))
+            for word, is_set in (
+                ("class weights", self.class_weights or self.balanced),
+                ("label smoothing", self.label_smoothing),
+            )
             if is_set
         ]
         return self.name + (f" with {' and '.join(extras)}" if extras else "")
@@ -184,7 +190,7 @@ class Objective:
     def _elementwise(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Before the mean: a row a sample."""
         weights = (
-            torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device) if self.class_weights else None
+            torch.tensor(self.class_weights, dtype=outputs.dtype).to(outputs.device) if self.class_weights else None
         )
         match self.name:
             case "mse":
@@ -230,7 +236,7 @@ def make_objective(
     loss: str,
     task: Task,
     *,
-    class_weights: Sequence[float] = (),
+    class_weights: Sequence[float] | Literal["balanced"] = (),
     label_smoothing: float = 0.0,
     huber_delta: float = 1.0,
 ) -> Objective:
@@ -240,7 +246,8 @@ def make_objective(
     (docs/decisions/0018-what-a-job-may-name.md).
     """
     name = auto_loss(task) if loss == "auto" else loss
-    weights = tuple(float(weight) for weight in class_weights)
+    balanced = class_weights == "balanced"
+    weights = () if balanced else tuple(float(weight) for weight in class_weights)
     function = import_loss(name) if ":" in name else None
     if function is None and name not in get_args(LossName):
         raise PlanError(
@@ -252,14 +259,14 @@ def make_objective(
             f"The loss {name!r} is not for data of the task {task!r}.",
             remedy=f"Use training.loss = '{auto_loss(task)}' (or auto) for them.",
         )
-    if weights and name not in ("ce", "bce"):
+    if (weights or balanced) and name not in ("ce", "bce"):
         raise PlanError(
             f"Class weights are for the losses ce and bce, not for {name!r}.",
             remedy="Leave training.class_weights out, or weigh the classes in the function.",
         )
     if label_smoothing and name not in ("ce", "bce"):
         raise PlanError(f"Label smoothing is for the losses ce and bce, not for {name!r}.", remedy="Leave it out.")
-    return Objective(name, task, weights, label_smoothing, huber_delta, function)
+    return Objective(name, task, weights, label_smoothing, huber_delta, function, balanced)
 
 
 def plain_objective(loss: str) -> Objective:

@@ -62,7 +62,7 @@ def replace_running_statistics(model: nn.Module, layout: ModelLayout, statistics
         assert module.num_batches_tracked is not None
         module.num_batches_tracked.add_(1)
         for buffer in (mean, variance):
-            found = statistics[offset : offset + buffer.numel()].to(buffer.dtype)
+            found = statistics[offset : offset + buffer.numel()].to(buffer.device, buffer.dtype)
             buffer.copy_(found.clamp(min=0.0) if buffer is variance else found)  # as above
             offset += buffer.numel()
 

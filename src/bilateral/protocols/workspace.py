@@ -72,4 +72,4 @@ class Workspace:
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

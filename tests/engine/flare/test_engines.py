@@ -88,3 +88,26 @@ def test_resuming_with_another_plan_is_refused(tmp_path):
     with pytest.raises(Exception, match="another plan"):
         run_on_flare(KIND, other, "flare-sim", output=tmp_path / "run", resume=True)
     assert RunDirectory(tmp_path / "run").result.exists()
+
+
+@pytest.mark.long
+def test_local_steps_are_the_same_in_one_process_and_in_the_simulator(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    local = {
+        "protection": "masks",
+        "training.local_epochs": 1,
+        "training.server_optimiser": "yogi",
+        "training.rounds": 3,
+    }
+    chosen = CHOSEN.with_settings(local)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run(chosen, output=tmp_path / "here", reference=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert run_on_flare(KIND, chosen, "flare-sim", output=tmp_path / "there", options={"reference": False}).finished
+    ours, theirs = (load_checkpoint(tmp_path / p / "checkpoint.safetensors").tensors for p in ("here", "there"))
+    assert any("second" in name for name in ours)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -19,6 +19,7 @@ from bilateral.engine.flare.provisioning import Deployment, Kits, extend, provis
 from bilateral.engine.flare.site_settings import load_site_settings
 from bilateral.engine.flare.submission import submit_run
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import BilateralError, CheckpointError, DeploymentError, PlanError, PlanNotAcceptedError
 from bilateral.protocols.noise.round_counter import FileCounter, MemoryCounter
 from bilateral.randomness import SecureRandomness, SeededRandomness
@@ -200,7 +201,7 @@ def test_kits_of_a_deployment_ask_deal_answer_and_count(deployed, inputs):
                     shutil.rmtree(folder)
         with in_background(lambda stopped: serve(stopped, resume=True)), asking_patiently(kits, "anna") as session:
             assert session.used == 15
-            with pytest.raises(BilateralError, match="anna has asked 15 of 40 questions, so"):
+            with pytest.raises(BilateralError, match="anna has asked 39 of 40 questions, so 12 more"):
                 for _ in range(3):
                     session.ask(inputs, "class")
     assert used(kits) == 39
@@ -334,6 +335,22 @@ class TestServer:
     def test_a_client_that_has_no_kit_here_is_no_client(self, deployed):
         with pytest.raises((PlanError, CheckpointError)):
             self.opened(deployed, PLAN.model_copy(update={"clients": ("anna", "mallory")}))
+
+    def test_a_job_says_neither_which_directory_is_served_nor_what_code_runs(self, deployed, tmp_path):
+        """What a job brings besides an accepted plan is not looked at in a kit."""
+        shutil.copytree(deployed.server / "runs" / "first", tmp_path / "elsewhere")
+        found = self.opened(
+            deployed, options={"run": str(tmp_path / "elsewhere"), "model": "os:system", "data": "os:system"}
+        )
+        assert found._counters["anna"]._path == deployed.server / "spent" / "questions" / "first" / "anna.json"
+
+    def test_a_service_cannot_be_named_like_the_run_that_it_serves(self, deployed):
+        with pytest.raises(CheckpointError, match="the directory of another plan"):
+            RunDirectory.create_or_open(load_site_settings(deployed.server).run_directory("first"), PLAN)
+
+    def test_only_those_who_have_a_part_are_known(self, deployed):
+        alone = PLAN.model_copy(update={"clients": ("anna",)})
+        assert set(self.opened(deployed, alone)._pinned) == {"anna", "auditor"}
 
     def test_a_run_of_ones_own_code_waits_for_the_operator(self, deployed):
         plan_file = deployed.server / "runs" / "first" / "plan.toml"

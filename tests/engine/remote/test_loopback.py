@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bilateral.engine.remote.loopback import HOST, TOKEN_BYTES, Connection, Gate, LostConnectionError, connect
+from bilateral.engine.remote.loopback import HOST, TOKEN_BYTES, UNASKED, Connection, Gate, LostConnectionError, connect
 from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols import wire
 from bilateral.protocols.messages import Message
@@ -115,6 +115,38 @@ def test_parties_work_at_the_same_time():
         replies = in_time(lambda: dict(board.next_reply() for _ in range(2)))
     assert (replies[0].number, replies[1].number) == (1, 2)
     assert board.waited_seconds > 0
+
+
+@dataclass(frozen=True)
+class Remark(Message):
+    number: int
+
+
+def test_what_nobody_asked_for_comes_between_answers_and_takes_no_ticket():
+    gate = Gate()
+
+    def live():
+        with closing(connect(gate.port, gate.token, "q", "server", (Note, Remark))) as connection:
+            asked = connection.receive()
+            for number in range(3):
+                connection.send(Remark(number))
+            heard = connection.receive()
+            connection.send(Remark(heard.number))
+            connection.send(note(asked.number + 1))
+
+    thread = threading.Thread(target=live, daemon=True)
+    thread.start()
+    board = gate.admit({"q": (Note, Remark)}, lambda: None, (Remark,))
+    gate.close()
+    with closing(board):
+        board.submit(5, "q", note(1))
+        found = [in_time(board.next_reply) for _ in range(3)]
+        board.say("q", Remark(9))
+        found += [in_time(board.next_reply) for _ in range(2)]
+    thread.join(SECONDS)
+    assert [(ticket, message.number) for ticket, message in found] == [
+        (UNASKED, 0), (UNASKED, 1), (UNASKED, 2), (UNASKED, 9), (5, 2),
+    ]  # fmt: skip
 
 
 def test_whoever_answers_first_is_heard_first():

@@ -3,9 +3,11 @@
 from collections import Counter
 
 import pytest
+from tests.protections.sealed.harness import plan_of
 
-from bilateral.errors import ProtocolError
+from bilateral.errors import ProtocolError, UnsoundPlanError
 from bilateral.protections.sealed.dealers import dealers_of
+from bilateral.protections.sealed.protection import Sealed
 
 NAMES = ("anna", "bela", "cleo", "dora")
 
@@ -52,3 +54,11 @@ def test_a_named_dealer_deals_for_all_and_takes_no_part():
 def test_nobody_deals_for_itself_alone():
     with pytest.raises(ProtocolError, match="two or more participants"):
         dealers_of(("anna",), 0, b"roster")
+
+
+def test_no_client_of_sealed_training_is_made_by_itself():
+    """The class asks for no such method, and whoever wants one hears why there is none."""
+    assert not hasattr(Sealed(), "make_client")
+    with pytest.raises(UnsoundPlanError, match="made with all that the parties agreed on"):
+        _ = plan_of().chosen.halves
+    assert plan_of().with_settings({"protection": "perturbation"}).chosen.halves.name == "perturbation"

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,6 +105,30 @@ class StochasticDepth(nn.Module):
     def forward(self, x):
         h = self.first(x).relu()
         return h + stochastic_depth(self.second(h), 0.5, "row", self.training)
+
+
+class Rows(nn.Module):
+    """Rows of a table, by the inputs' signs."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(2, 3)
+
+    def forward(self, x):
+        return self.table((x > 0).long()).flatten(1)
+
+
+class Recurrent(nn.Module):
+    """All three kinds, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"batch_first": True}
+        self.first, self.second = nn.LSTM(7, 5, 2, dropout=0.2, **options), nn.GRU(5, 4, **options)
+        self.third = nn.RNN(4, 3, bidirectional=True, **options)
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)[0])[0])[0][:, -1]
 
 
 def images(*layers, channels, side):
@@ -251,11 +276,23 @@ LAYERS = {
     ),
     "stochastic depth": ((13,), lambda: nn.Sequential(StochasticDepth(), nn.ReLU()), 11),
     "functions": ((3, 6, 6), lambda: nn.Sequential(Functions(), nn.Linear(75, 9), nn.ReLU()), 9),
+    "attention": (
+        (6, 8),
+        lambda: nn.Sequential(
+            nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 12, 0.2, batch_first=True), nn.GLU(), nn.Flatten()
+        ),
+        24,
+    ),
+    "table": ((12,), lambda: nn.Sequential(Rows(), nn.Linear(36, 9), nn.ReLU()), 9),
+    "recurrent layers": ((5, 7), lambda: nn.Sequential(Recurrent(), nn.Linear(6, 9), nn.ReLU()), 9),
     "state in a buffer": ((13,), lambda: nn.Sequential(nn.Linear(13, 11), WithState()), 11),
 }
 MIXING = {nn.BatchNorm1d: (), nn.BatchNorm2d: (3, 3), nn.BatchNorm3d: (3, 3, 3)}
 """Layers that no clipping can be true for, and the space of a channel."""
 PROTECTIONS = ("mse", "activation")
+"""FedSGD with the squared error, and perturbation with all terms of activation noise."""
+SOME = ("Linear", "Conv2d", "attention", "table", "dropout")
+"""Layers that are tried with cross entropy too, whose one term takes the same way."""
 
 
 def test_every_layer_that_has_a_rule_is_tried_here_or_refused():
@@ -286,13 +323,15 @@ def rows_of(name, protection, seed=3):
         message = FedAvgServer(model, graph).start_round(0)
         client = FedAvgClient("c", model, graph, "mse", clip=clip)
     else:
-        plan = PerturbationSettings("mse", "activation")
+        plan = PerturbationSettings("ce" if protection == "ce" else "mse", "activation")
         message = PerturbServer(model, graph, plan, shape, SeededRandomness(seed)).start_round(0)
         client = PerturbClient("c", model, graph, plan, clip=clip)
     kept = []
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(40, *shape, generator=generator)
     targets = torch.randn(40, OUTPUTS, generator=generator)
+    if protection == "ce":
+        targets = targets.argmax(1)
     inputs[38], inputs[39] = math.nan, 1e38  # company that overflows
     computed = client._samples.chunks
 
@@ -342,6 +381,34 @@ def dependent(name, protection):
 @pytest.mark.parametrize("name", LAYERS)
 def test_terms_of_a_sample_depend_on_neither_place_nor_company_nor_threads(name, protection):
     assert dependent(name, protection) == []
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_one_term_of_cross_entropy_under_perturbation_depends_on_its_sample_alone(name):
+    assert dependent(name, "ce") == []
+
+
+@pytest.mark.parametrize("noise", ["activation", "offset"])
+def test_neighbouring_batches_under_perturbation_differ_by_one_sensitivity_with_cross_entropy(noise):
+    """Whatever factors, noise and model a server chooses: the bound is on what is sent."""
+    count = 16
+    inputs = torch.randn(count, FEATURES, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(count) % OUTPUTS
+    model = network_at_its_kinks(inputs)
+    graph = ScaleGraph.of(model, torch.zeros(1, FEATURES))
+    clip, plan = ClipSettings(1.0, "sample", 8.0), PerturbationSettings("ce", noise, num_partitions=2)
+    worst = 0.0
+    for seed, size in ((0, 1.0), (1, 1e3), (2, 1e-3)):
+        client = PerturbClient("c", model, graph, plan, clip=clip)
+        message = PerturbServer(model, graph, plan, (FEATURES,), SeededRandomness(seed)).start_round(0)
+        message = replace(message, group_secrets=size * message.group_secrets)
+        for number in (1, 2, 7, count):
+            whole = client.train(message, inputs[:number], targets[:number], 1).terms
+            for left_out in {0, number // 2, number - 1}:
+                kept = [i for i in range(number) if i != left_out]
+                without = client.train(message, inputs[kept], targets[kept], 1).terms
+                worst = max(worst, float((whole - without).norm()))
+    assert 0.5 * clip.sensitivity < worst <= clip.sensitivity
 
 
 @pytest.mark.parametrize(

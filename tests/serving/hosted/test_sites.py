@@ -1,5 +1,7 @@
 """A service over sites: the same integers as in one process, counted once, whoever dies, repeats or speaks nonsense."""
 
+import socket
+
 import pytest
 import torch
 from tests.serving.harness import NET, inputs, served
@@ -155,6 +157,15 @@ class TestCounts:
             session.open()
         assert oct((service.folder / "sites" / "anna" / "kit.json").stat().st_mode)[-3:] == "600"
         assert oct((service.folder / "sites" / "anna").stat().st_mode)[-3:] == "700"
+
+    def test_a_visitor_that_says_nothing_keeps_nobody_out(self, service):
+        silent = [socket.create_connection(("127.0.0.1", service.kit().port)) for _ in range(3)]
+        with service.asking() as session:
+            session.open()
+            assert len(session.ask(inputs(1), "class")) == 1
+        assert all(one.getpeername() for one in silent), "they are still at the door"
+        for one in silent:
+            one.close()
 
 
 class TestDeath:

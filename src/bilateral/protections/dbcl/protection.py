@@ -53,7 +53,7 @@ class DbclServer(FedAvgServer):
     def start_round(self, round_index: int) -> SketchedModel:  # type: ignore[override]
         seed = self._randomness.child("sketch", round_index).random_bytes(SEED_BYTES)
         plain = super().start_round(round_index).parameters
-        return SketchedModel(round_index, sketched(plain, self._layout, self._ratio, seed), seed)
+        return SketchedModel(round_index, sketched(plain, self.layout, self._ratio, seed), seed)
 
 
 class DbclClient(VariantClient):
@@ -71,7 +71,7 @@ class DbclClient(VariantClient):
             )
         plain = PlainModel(message.round_index, message.parameters)
         upload = super().train(plain, inputs, targets, weight)
-        return replace(upload, terms=sketched(upload.terms[0], self._layout, self._ratio, message.seed)[None])
+        return replace(upload, terms=sketched(upload.terms[0], self.layout, self._ratio, message.seed)[None])
 
 
 class Dbcl(FedSgdVariant):

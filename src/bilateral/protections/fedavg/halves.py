@@ -22,6 +22,7 @@ from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleGradients, refuse_batch_norm
 from bilateral.protocols.objective import Objective, as_objective
+from bilateral.protocols.placement import Placement
 from bilateral.protocols.workspace import Workspace
 
 GUARANTEE = Guarantee(
@@ -44,11 +45,11 @@ class FedAvgServer:
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self._model = model
-        self._layout = layout
+        self.layout = layout
         self._dtype = next(iter(model.parameters())).dtype
 
     def start_round(self, round_index: int) -> PlainModel:
-        return PlainModel(round_index, self._layout.flatten(dict(self._model.named_parameters()), self._dtype))
+        return PlainModel(round_index, self.layout.flatten(dict(self._model.named_parameters()), self._dtype))
 
     def answer(self, sender: str, message: Message) -> Message:
         raise ProtocolError(f"{sender} sent {type(message).__name__}, but FedSGD has no exchange inside a round.")
@@ -85,6 +86,7 @@ class FedAvgClient:
         clip: ClipSettings | None = None,
         count_clipped: bool = False,
         workspace: Workspace | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if clip is not None:
             refuse_batch_norm(model)
@@ -92,31 +94,41 @@ class FedAvgClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace)
-        self._layout = layout
-        self._objective = as_objective(loss)
+        self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace, placement=placement)
+        self.layout = layout
+        self.objective = as_objective(loss)
         self._samples = SampleGradients(self._model) if clip is not None and clip.unit == "sample" else None
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
+        message.expect_shape("the server", "parameters", (self.layout.num_parameters,))
         if self.clip is None:  # else checked before the first round: an error would be an answer about the batch
-            check_batch(self.name, inputs, targets, self._layout, self._objective)
+            check_batch(self.name, inputs, targets, self.layout, self.objective)
         self._model.load(message.parameters)
         if self._samples is not None:
             return self._upload_clipped_samples(self._samples, message.round_index, inputs, targets)
-        outputs = self._model.run(self.name, message.round_index, inputs)
-        lost = self._objective.of_batch(outputs, targets)
-        terms = self._model.upload_rows(1, lost.dtype)
-        FlatGradients(lost, self._model.parameters).write(terms[0], None, {}, last=True)
+        terms = self._gradient(message.round_index, inputs, targets).cpu()
         if self.clip is None:
             return Upload(message.round_index, weight, terms, self._model.batch_statistics())
         return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)
+
+    def _gradient(self, round_index: int, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The batch's, one micro-batch after the other: a mean over samples is the mean of its parts."""
+        total: Tensor | None = None
+        for part, some, wanted in self._model.placement.parts(inputs, targets):
+            lost = self.objective.of_batch(self._model.run(self.name, round_index, some), wanted)
+            row = self._model.upload_rows(1, lost.dtype)
+            FlatGradients(lost, self._model.parameters).write(row[0], None, {}, last=True)
+            if part < 1:
+                row.mul_(part)
+            total = row if total is None else total.add_(row)
+        assert total is not None, "a batch without samples is refused before"
+        return total
 
     def _upload_clipped_samples(
         self, samples: SampleGradients, round_index: int, inputs: Tensor, targets: Tensor
     ) -> Upload:
         assert self.clip is not None
-        clipped = clip_samples(samples.chunks(inputs, targets, self._objective), samples.shape, self.clip)
+        clipped = clip_samples(samples.chunks(inputs, targets, self.objective), samples.shape, self.clip)
         return upload_of(clipped, round_index, with_count=self._count_clipped)
 
     def receive(self, message: Message) -> Upload:

@@ -27,6 +27,7 @@ from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client
 from bilateral.protocols.noise.sample_terms import refuse_batch_norm
 from bilateral.protocols.objective import Objective
+from bilateral.protocols.placement import Placement
 from bilateral.protocols.statistics import batch_statistics, replace_running_statistics
 from bilateral.protocols.workspace import Workspace
 
@@ -53,11 +54,11 @@ class LocalStepsServer:
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         _refuse_cumulative(model, layout)
         self._model = model
-        self._layout = layout
+        self.layout = layout
         self._plain = FedAvgServer(model, layout)
 
     def start_round(self, round_index: int) -> LocalRound:
-        statistics = batch_statistics(self._model, self._layout)
+        statistics = batch_statistics(self._model, self.layout)
         return LocalRound(round_index, self._plain.start_round(round_index).parameters, statistics)
 
     def answer(self, sender: str, message: Message) -> Message:
@@ -88,6 +89,7 @@ class LocalStepsClient:
         clip: ClipSettings | None = None,
         count_clipped: bool = False,
         workspace: Workspace | None = None,
+        placement: Placement | None = None,
     ) -> None:
         if clip is not None:
             refuse_batch_norm(model)
@@ -96,9 +98,11 @@ class LocalStepsClient:
         self.clip = clip
         """Public; adaptive clipping gives it another norm every round."""
         self._count_clipped = count_clipped
-        self._model = LocalModel(model, layout, channels_last=channels_last, workspace=workspace, keeps_history=True)
-        self._layout = layout
-        self._objective = objective
+        self._model = LocalModel(
+            model, layout, channels_last=channels_last, workspace=workspace, keeps_history=True, placement=placement
+        )
+        self.layout = layout
+        self.objective = objective
         self._settings = settings
 
     def train(self, message: LocalRound, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
@@ -107,15 +111,16 @@ class LocalStepsClient:
 
     def train_locally(self, message: LocalRound, batches: Iterable[tuple[Tensor, Tensor]], weight: int) -> Upload:
         """A step on each batch in turn; the upload is `before - after`."""
-        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
-        message.expect_shape("the server", "statistics", (self._layout.num_statistics,))
+        message.expect_shape("the server", "parameters", (self.layout.num_parameters,))
+        message.expect_shape("the server", "statistics", (self.layout.num_statistics,))
         self._model.load(message.parameters)
-        replace_running_statistics(self._model.module, self._layout, message.statistics)
+        replace_running_statistics(self._model.module, self.layout, message.statistics)
         self._take_steps(message.round_index, batches)
         terms = self._model.upload_rows(1, self._model.dtype)
         with torch.no_grad():
             for place, before, after in self._places(message.parameters):
                 torch.sub(before, after, out=terms[0, place].view(after.shape))
+        terms = terms.cpu()
         if self.clip is None:
             return Upload(message.round_index, weight, terms, self._model.batch_statistics())
         return upload_of(clip_client(terms, self.clip), message.round_index, with_count=self._count_clipped)
@@ -126,10 +131,12 @@ class LocalStepsClient:
         optimiser = self._settings.make_optimiser(trained, round_index)
         for inputs, targets in batches:
             if self.clip is None:  # else an error would be an answer: what is not finite counts as no change
-                check_batch(self.name, inputs, targets, self._layout, self._objective)
-            outputs = self._model.run(self.name, round_index, inputs, check=self.clip is None)
+                check_batch(self.name, inputs, targets, self.layout, self.objective)
             optimiser.zero_grad(set_to_none=True)
-            self._objective.of_batch(outputs, targets).backward()  # type: ignore[no-untyped-call]
+            for part, some, wanted in self._model.placement.parts(inputs, targets):
+                outputs = self._model.run(self.name, round_index, some, check=self.clip is None)
+                lost = self.objective.of_batch(outputs, wanted)
+                (lost if part == 1 else lost * part).backward()  # type: ignore[no-untyped-call]
             for p, origin in zip(trained, start, strict=False):
                 if p.grad is not None:
                     p.grad.add_(p.detach() - origin, alpha=self._settings.proximal)
@@ -137,8 +144,8 @@ class LocalStepsClient:
         optimiser.zero_grad(set_to_none=True)
 
     def _places(self, parameters: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        before = self._layout.unflatten(parameters.to(self._model.dtype))
-        for place, after in zip(self._layout.parameters, self._model.parameters, strict=True):
+        before = self.layout.unflatten(parameters.to(self._model.placement.device, self._model.dtype))
+        for place, after in zip(self.layout.parameters, self._model.parameters, strict=True):
             yield place.slice, before[place.name], after.detach()
 
     def receive(self, message: Message) -> Upload:

@@ -52,7 +52,7 @@ class Perturbation(ModelProtection):
         return term_names(plan.perturbation.settings(loss))
 
     def asks(self, plan: Plan, loss: str) -> bool:
-        return plan.perturbation.settings(loss).has_exchange
+        return loss == "ce" and plan.perturbation.settings(loss).has_exchange  # asked before other losses are refused
 
     def term_scales(self, around: Groundwork) -> tuple[float, ...]:
         """Public, from a model of the same kind and inputs of the server's.

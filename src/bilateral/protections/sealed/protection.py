@@ -12,8 +12,8 @@ from bilateral.errors import UnsupportedLayerError
 from bilateral.learning.upload_check import UploadShape
 from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph, traced
-from bilateral.protections.base import ModelProtection, Rule, Vocabulary
-from bilateral.protections.groundwork import ROTATING, ClientBasis, Groundwork, Plan
+from bilateral.protections.base import AnyModelProtection, Rule, Vocabulary
+from bilateral.protections.groundwork import ROTATING, Groundwork, Plan
 from bilateral.protections.sealed.check import SealedCheck
 from bilateral.protections.sealed.client import SealedClient
 from bilateral.protections.sealed.dealing import SealedDealer
@@ -44,7 +44,7 @@ SEALED: Final = "sealed"
 """What plans call it."""
 
 
-class Sealed(ModelProtection):
+class Sealed(AnyModelProtection):
     """Gradients are computed on shares, between each client and the server; another party deals."""
 
     name = SEALED
@@ -95,12 +95,6 @@ class Sealed(ModelProtection):
     def guarantee(self, around: Groundwork) -> Guarantee:
         return sealed_guarantee(around.named_dealer)
 
-    def make_server(self, around: Groundwork, model: nn.Module) -> SealedServer:
-        return _Built.of(around).server(model)
-
-    def make_client(self, basis: ClientBasis) -> SealedClient:
-        raise NotImplementedError("a client of sealed training knows who else takes part: `sides` makes it")
-
     def check_network(self, model: nn.Module, layout: ModelLayout) -> None:
         _sealed_network(model, traced(layout))
 
@@ -126,6 +120,11 @@ class Sealed(ModelProtection):
 
 
 def _sealed_network(model: nn.Module, graph: ScaleGraph) -> SealedNetwork:
+    if graph.vocabulary is not None:
+        raise UnsupportedLayerError(
+            "This network looks its inputs up in a table (nn.Embedding), which is not done on shares.",
+            remedy="Choose protection = 'perturbation', or 'masks'.",
+        )
     try:
         return SealedNetwork.of(model, graph, graph.input_shape)
     except UnsupportedLayerError as error:

@@ -31,11 +31,10 @@ class Sound(NoiseProtection):
             "Use two clients or more a round, and aggregation.masks = 'ring'.",
         ),
         Rule(
-            "sound noise with cross entropy under perturbation",
-            lambda mix: mix.model.name == "perturbation" and mix.loss == "ce",
-            "the published exchange shows the server the softmax of every training sample (ledger line 8), so that no "
-            "epsilon holds, and without it clipping is written for the squared error alone",
-            "Use training.loss = 'mse', or protection = 'fedsgd'.",
+            "sound noise with the published exchange of cross entropy",
+            lambda mix: mix.asks,
+            "it shows the server the softmax of every training sample (ledger line 8), so that no epsilon holds",
+            "Use perturbation.softmax = 'local', which asks for nothing, or training.loss = 'mse'.",
         ),
         Rule(
             "sound noise of samples with local steps",

@@ -132,7 +132,7 @@ def sound_report(around: Groundwork, noise: SoundNoise) -> PrivacyReport:
 
 def sound_sides(around: Groundwork) -> Sides:
     """Both sides with clipping and noise; the masks that it needs go on top."""
-    noise, below = sound_noise(around), around.plan.chosen.model
+    noise, below = sound_noise(around), around.plan.chosen.halves
     settings = noise.settings
     bounds = _bounds(around, settings)
     width = _width(around, bounds, settings)
@@ -166,7 +166,7 @@ def _norm_limits(settings: SoundNoiseSettings) -> tuple[float, float]:
 def _make_client(around: Groundwork, noise: SoundNoise, fits: _GridCheck, seat: Seat) -> ClientParts:
     """A client that clips, and adds its part of the noise."""
     settings, counted = noise.settings, noise.settings.adaptive is not None
-    half = around.plan.chosen.model.make_client(around.basis(seat, clip=settings.clip, count_clipped=counted))
+    half = around.plan.chosen.halves.make_client(around.basis(seat, clip=settings.clip, count_clipped=counted))
     adder = DistributedGaussian(
         seat.name,
         settings,

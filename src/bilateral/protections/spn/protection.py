@@ -48,8 +48,8 @@ class SpnClient(VariantClient):
         self._codes = own.child("codes").signs(basis.graph.num_outputs, settings.bits)
 
     def train(self, message: PlainModel, inputs: Tensor, targets: Tensor, weight: int) -> Upload:
-        message.expect_shape("the server", "parameters", (self._layout.num_parameters,))
-        check_batch(self.name, inputs, targets, self._layout, self._objective)
+        message.expect_shape("the server", "parameters", (self.layout.num_parameters,))
+        check_batch(self.name, inputs, targets, self.layout, self.objective)
         self._model.load(message.parameters)
         caught: list[Tensor] = []
         hook = self._model.head.register_forward_pre_hook(lambda _module, given: caught.append(given[0]))
@@ -57,7 +57,7 @@ class SpnClient(VariantClient):
             outputs = self._model.run(self.name, message.round_index, inputs)
         finally:
             hook.remove()
-        lost = self._objective.of_batch(outputs, targets) + self._settings.strength * self._polarisation(
+        lost = self.objective.of_batch(outputs, targets) + self._settings.strength * self._polarisation(
             caught[0], targets
         )
         terms = self._model.upload_rows(1, lost.dtype)

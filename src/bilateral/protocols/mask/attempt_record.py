@@ -56,6 +56,8 @@ class AttemptRecord:
         self.stage: Stage = "shares"
         self.sealed: dict[str, SealedShares] = {}
         self.sharers: tuple[str, ...] = ()
+        self._sharing: frozenset[str] = frozenset()
+        self._survivors: frozenset[str] = frozenset()
         self.uploads: dict[str, MaskedUpload] = {}
         """Without their values where those are added up as they come: where the length was known beforehand."""
         self._total: npt.NDArray[np.int64] | None = None
@@ -100,7 +102,7 @@ class AttemptRecord:
                 f"got {len(self.sealed)}, of which {len(sharers)} can be used.",
                 remedy="Open another round with the clients that are there.",
             )
-        self.sharers = tuple(sorted(sharers))
+        self.sharers, self._sharing = tuple(sorted(sharers)), frozenset(sharers)
         self.stage = "uploads"
         return {name: self._routed(name) for name in self.sharers}
 
@@ -127,14 +129,16 @@ class AttemptRecord:
         self._drop_odd_length()
         survivors = tuple(sorted(self.uploads))
         check_sum(self.graph, self.floor, survivors, self._complained())
+        alive = set(survivors)
         for owner in self.sharers:
-            held, expected = len(set(survivors) & set(self.graph.neighbourhood(owner))), self.threshold_around(owner)
+            held, expected = len(alive.intersection(self.graph.neighbourhood(owner))), self.threshold_around(owner)
             if held < expected:
                 raise ThresholdError(
                     f"Expected at least {expected} survivors that hold shares of {owner}, got {held}.",
                     remedy="Open another round with the clients that are there.",
                 )
         self.context = context
+        self._survivors = frozenset(survivors)
         self.listed = SurvivorList(self.occasion.round_index, self.occasion.attempt, self.sharers, survivors)
         self.stage = "signatures"
         return self.listed
@@ -168,11 +172,13 @@ class AttemptRecord:
         """Step 5. Every share must be the one that its owner committed to, and of the secret that was asked for."""
         self._admit(sender, message, "reveals", self.signers, self.reveals)
         assert self.listed is not None
-        expected = tuple(name for name in self.sharers if name in self.graph.neighbourhood(sender))
+        around = set(self.graph.neighbourhood(sender))
+        expected = tuple(name for name in self.sharers if name in around)
         if message.owners != expected or len(message.shares) != len(expected):
             raise ProtocolError(f"RevealedShares from {sender}: expected one share of each of {', '.join(expected)}.")
+        survivors = self._survivors
         for owner, share in zip(message.owners, message.shares, strict=True):
-            survived = owner in self.listed.survivors
+            survived = owner in survivors
             sealed = self.sealed[owner]
             digests = sealed.self_digests if survived else sealed.escrow_digests
             committed = digests[self.graph.neighbourhood(owner).index(sender)]
@@ -206,7 +212,7 @@ class AttemptRecord:
         return len(sharers.intersection(self.graph.neighbourhood(owner))) >= self.threshold_around(owner)
 
     def _routed(self, name: str) -> RoutedShares:
-        senders = tuple(other for other in self.graph.neighbours(name) if other in self.sharers)
+        senders = tuple(other for other in self.graph.neighbours(name) if other in self._sharing)
         sent = [self.sealed[other] for other in senders]
         places = [self.graph.neighbourhood(other).index(name) for other in senders]
         return RoutedShares(

@@ -105,7 +105,8 @@ def _disconnection(num_participants: int, num_chosen: int, honest: int) -> float
     total = num_participants - 1
     inside_only = size * _log_avoid(total, honest - size, num_chosen)
     outside_only = (honest - size) * _log_avoid(total, size, num_chosen)
-    return float(np.exp(_log_binomial(honest, size) + inside_only + outside_only).sum())
+    bounds = _log_binomial(honest, size) + inside_only + outside_only
+    return float(np.exp(np.minimum(bounds, 0.0)).sum())  # what is above 1 bounds nothing
 
 
 def _log_avoid(total: int, avoided: _Integers, drawn: int) -> _Floats:

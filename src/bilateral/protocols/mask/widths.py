@@ -12,7 +12,7 @@ Guarantee: the sum of what was packed, unpacked, is the sum of the values as Pyt
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ WidthSetting = Literal["auto", 32, 40, 48, 64]
 WIDEST: Final[Width] = 64
 WIDTHS: Final[tuple[Width, ...]] = (32, 40, 48, 64)
 LOWER_BITS: Final = 32
-UPPER_TYPES: Final = {40: np.dtype("<u1"), 48: np.dtype("<u2")}
+UPPER_TYPES: Final[dict[int, np.dtype[Any]]] = {40: np.dtype("<u1"), 48: np.dtype("<u2")}
 """What is above the lower 32 bits of a value."""
 CHUNK_VALUES: Final = 1 << 14
 _WORD_BYTES = 4

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from bilateral.errors import ModelError
 from bilateral.models.builder import NormInputs
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.models.transitional import expand, original_names
@@ -43,6 +44,12 @@ class PublishedModel:
     @staticmethod
     def of(model: nn.Module, graph: ScaleGraph, example_input: Tensor) -> PublishedModel:
         """`graph` is the scale graph of `model`; `example_input` has a batch dimension."""
+        if len(graph.derived.targets) or graph.vocabulary is not None:
+            raise ModelError(
+                "The published noise is written for layers whose factors are drawn one by one: it knows no products of "
+                "activations (attention, bilinear gates) and no tables (nn.Embedding).",
+                remedy="Use noise.mechanism = 'sound', or a network without them.",
+            )
         expanded = expand(model, example_input)
         wide = ScaleGraph.of(expanded, example_input, norm_inputs=graph.norm_inputs)
         factors = FactorPlan.of(wide)

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.modes import kept_in_evaluation
+from bilateral.models.scale_graph import ScaleGraph
 from bilateral.randomness import Randomness
 
 
@@ -71,6 +73,13 @@ def logit_spread(logits: Tensor) -> float:
     size = float(logits.square().mean().sqrt())
     around = float(logits.var(0).mean().sqrt()) if len(logits) > 1 else size
     return max(around, 1e-3 * size) or 1.0
+
+
+def inputs_for(graph: ScaleGraph, input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:
+    """Inputs of the server's own for a network: normal numbers, or integers within its tables."""
+    if graph.vocabulary is None:
+        return normal_inputs(input_shape, randomness, count)
+    return integers_below(graph.vocabulary, randomness.uniform(count, *input_shape, low=0.0, high=1.0))
 
 
 def normal_inputs(input_shape: tuple[int, ...], randomness: Randomness, count: int = 8) -> Tensor:

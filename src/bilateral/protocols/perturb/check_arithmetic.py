@@ -8,18 +8,15 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-_DROPOUTS: Final = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
-    torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout,
-}  # fmt: skip
+from bilateral.models.no_dropout import NoDropout
+
 _EPS_PLACE: Final[dict[Callable[..., Any], int]] = {F.batch_norm: 7, F.group_norm: 4, F.layer_norm: 4}
 """Which positional argument of a normalisation is its eps."""
 _SHRUNK: Final = 1e-8
 
 
-class CheckArithmetic(TorchFunctionMode):
+class CheckArithmetic(NoDropout):
     """While active: dropout lets everything through, and with `in_float64` casts to float32 go to float64.
 
     `tiny_eps` shrinks the eps of normalisation layers, for a network in which it is meant to act as another one.
@@ -30,14 +27,7 @@ class CheckArithmetic(TorchFunctionMode):
         self._in_float64 = in_float64
         self._tiny_eps = tiny_eps
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is torch.bernoulli:
-            return torch.ones_like(args[0])
-        if func is Tensor.bernoulli_:
-            return args[0].fill_(1.0)
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._in_float64:
             func, args, kwargs = _widened(func, args, kwargs)
         if self._tiny_eps and func in _EPS_PLACE:

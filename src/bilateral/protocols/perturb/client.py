@@ -90,9 +90,8 @@ class PerturbClient:
             )
             return self._upload(message.round_index, passed, cotangents, weight)
         if self._settings.tells_noise:
-            return self._upload(
-                message.round_index, passed, self._with_local_softmax(message, passed, activation_sum, targets), weight
-            )
+            cotangents = self._with_local_softmax(message, passed.outputs, activation_sum, targets)
+            return self._upload(message.round_index, passed, cotangents, weight)
         if self._settings.noise == "offset":
             activation_sum = activation_sum[:0]  # the server has no use for it, so it does not get it
         sent, blinders = cross_entropy.query(
@@ -128,10 +127,10 @@ class PerturbClient:
         return self._upload(message.round_index, pending.passed, cotangents, pending.weight)
 
     def _with_local_softmax(
-        self, message: PerturbedModel, passed: ForwardPass, activation_sum: Tensor, targets: Tensor
+        self, message: PerturbedModel, noisy_outputs: Tensor, activation_sum: Tensor, targets: Tensor
     ) -> scheme.Cotangents:
         """In float64: the noise may be as large as the outputs."""
-        outputs = passed.outputs.detach().double()
+        outputs = noisy_outputs.detach().double()
         noise = message.group_secrets.double()[message.partition] * message.output_directions.double()
         target = F.one_hot(targets, outputs.shape[1]).double()
         return scheme.local_cross_entropy_cotangents(self._settings, outputs, activation_sum, target, noise)
@@ -152,6 +151,8 @@ class PerturbClient:
 
         def cotangents_of(head_inputs: Tensor, outputs: Tensor, goals: Tensor) -> scheme.Cotangents:
             dtype = outputs.dtype
+            if self._settings.tells_noise:
+                return self._with_local_softmax(message, outputs, head_inputs.double().sum(1), goals)
             alpha = head_inputs.double().sum(1).to(dtype)
             return scheme.mse_cotangents(
                 self._settings, outputs - goals.to(dtype), alpha, directions.to(dtype), partition
@@ -184,12 +185,7 @@ def _refuse_unsound(model: nn.Module, settings: PerturbationSettings) -> None:
         raise UnsoundPlanError(
             "No (epsilon, delta) holds for the published cross entropy under perturbation: its exchange shows the "
             "server the softmax of every training sample (leakage ledger, line 8).",
-            remedy="Use loss = 'mse', or cross entropy without perturbation.",
-        )
-    if settings.loss == "ce":
-        raise UnsoundPlanError(
-            "Clipping under perturbation is written for the squared error, not for cross entropy.",
-            remedy="Use loss = 'mse', or cross entropy without perturbation.",
+            remedy="Use softmax = 'local', or loss = 'mse'.",
         )
 
 

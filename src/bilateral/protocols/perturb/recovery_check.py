@@ -27,6 +27,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from bilateral.models.integer_inputs import integers_below
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.perturb.check_arithmetic import CheckArithmetic
 from bilateral.protocols.perturb.export import perturbed_state
@@ -104,8 +105,11 @@ class RecoveryCheck:
     def _batch(self, model: nn.Module, size: int, dtype: torch.dtype, randomness: Randomness) -> tuple[Tensor, Tensor]:
         """Inputs like the examples in the first batch; in the second normal ones, if the model takes them.
 
-        In the model's precision, so that every arithmetic gets the same ones.
+        In the model's precision, so that every arithmetic gets the same ones. Integers: examples, then any that the
+        model's tables have rows for.
         """
+        if self.graph.vocabulary is not None:
+            return self._integers(size, randomness), self._targets(size, dtype, randomness.child("targets"))
         known = self.examples.double()
         spread = known.square().mean().sqrt() if len(known) else torch.zeros(())
         scale = float(spread) or 1.0
@@ -114,8 +118,18 @@ class RecoveryCheck:
         if float(spread) > 0 and (size == BATCH_SIZES[0] or not _takes(model, inputs.to(dtype))):
             places = torch.arange(size) % len(known)
             inputs = known[places] * (1 + 0.1 * normal)
+        return inputs.to(dtype), self._targets(size, dtype, randomness)
+
+    def _targets(self, size: int, dtype: torch.dtype, randomness: Randomness) -> Tensor:
         wanted = randomness.normal(size, self.graph.num_outputs)
-        return inputs.to(dtype), wanted.argmax(1) if self.loss == "ce" else wanted.to(dtype)
+        return wanted.argmax(1) if self.loss == "ce" else wanted.to(dtype)
+
+    def _integers(self, size: int, randomness: Randomness) -> Tensor:
+        assert self.graph.vocabulary is not None
+        if size == BATCH_SIZES[0] and bool(self.examples.any()):
+            return self.examples[torch.arange(size) % len(self.examples)]
+        uniform = randomness.uniform(size, *self.graph.input_shape, low=0.0, high=1.0)
+        return integers_below(self.graph.vocabulary, uniform)
 
     def _export(self, model: nn.Module, inputs: Tensor, randomness: Randomness) -> Finding | None:
         """Outputs of an export in evaluation mode; None where BatchNorm keeps no statistics to export."""
@@ -147,7 +161,8 @@ def export_error(
     exported = copy.deepcopy(plain)
     exported.load_state_dict(perturbed_state(plain, graph, randomness))
     with torch.no_grad(), CheckArithmetic(in_float64=dtype == torch.float64):
-        expected, got = plain(inputs.to(dtype)), exported(inputs.to(dtype))
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        expected, got = plain(inputs), exported(inputs)
     size = float(expected.norm())
     return float((got - expected).norm()) / (size or 1.0) if math.isfinite(size) else 0.0
 

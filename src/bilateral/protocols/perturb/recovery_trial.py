@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -152,8 +152,7 @@ class Trial:
         worst = self._worst(recovered.gradient, plain.gradient)
         limit = SCALED_LIMIT if is_scaled(self.graph) else LIMIT
         if worst.error > limit:  # a badly conditioned network: how far does rounding alone move its gradient?
-            wiggle = 1 + 1e-13 * self.randomness.child("wiggle").normal(*self.inputs.shape)
-            moved = self.plain(torch.float64, self.inputs.double() * wiggle)
+            moved = self._moved(torch.float64, 1e-13)
             limit = min(max(limit, 10 * self._worst(moved.gradient, plain.gradient).error), 1e-3)
         found = Finding(f"the gradients of `{worst.parameter}`", worst, limit)
         if not found.is_fine:
@@ -164,7 +163,7 @@ class Trial:
 
     def in_own_precision(self, true: Tensor) -> Finding:
         """Against the gradient in float64, and beside plain autograd in the model's own precision."""
-        dtype = self.inputs.dtype
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         name = str(dtype).removeprefix("torch.")
         size = true.norm().clamp_min(1e-300)
         recovered, plain = self.recovered(dtype), self.plain(dtype)
@@ -176,7 +175,7 @@ class Trial:
 
     def in_own_precision_alone(self) -> Finding:
         """Where float64 is not possible: both in the own precision, beside what rounding does to the plain one."""
-        dtype = self.inputs.dtype
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         name = str(dtype).removeprefix("torch.")
         try:
             plain = self.plain(dtype).gradient
@@ -188,8 +187,7 @@ class Trial:
         difference, size = self.recovered(dtype).gradient.sub_(plain), plain.norm().clamp_min(1e-300)
         found, allowed = float(difference.norm() / size), LOOSE_LIMIT
         if found > allowed:
-            wiggle = 1 + 1e-6 * self.randomness.child("wiggle").normal(*self.inputs.shape)
-            moved = self.plain(dtype, (self.inputs * wiggle).to(dtype)).gradient
+            moved = self._moved(dtype, 1e-6).gradient
             allowed = min(max(allowed, 10 * float((moved - plain).norm() / size)), 0.5)
         worst = self._worst(difference.add_(plain), plain).parameter
         return Finding(f"gradients in {name} (most that of `{worst}`)", RecoveryReport(found, worst, name), allowed)
@@ -221,8 +219,20 @@ class Trial:
             offset += 2 * count
         return worst
 
+    def _moved(self, dtype: torch.dtype, size: float) -> Gradient:
+        """The plain gradient with inputs that differ by rounding; integers have none, so parameters do."""
+        if not self.inputs.is_floating_point():
+            model = copy.deepcopy(self.model)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1 + size * self.randomness.child("wiggle").normal(*p.shape).to(p.dtype))
+            return replace(self, model=model).plain(dtype)
+        wiggle = 1 + size * self.randomness.child("wiggle").normal(*self.inputs.shape)
+        return self.plain(dtype, (self.inputs.double() * wiggle).to(dtype))
+
     def _in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.inputs.to(dtype), self.targets if self.loss == "ce" else self.targets.to(dtype)
+        inputs = self.inputs.to(dtype) if self.inputs.is_floating_point() else self.inputs
+        return inputs, self.targets if self.loss == "ce" else self.targets.to(dtype)
 
     def _arithmetic(self, dtype: torch.dtype) -> CheckArithmetic:
         return CheckArithmetic(in_float64=dtype == torch.float64, tiny_eps=is_scaled(self.graph))

@@ -21,7 +21,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee, Leak
 from bilateral.protocols.messages import Aggregate, RecoveredUpdate
 from bilateral.protocols.perturb import cross_entropy, scheme
-from bilateral.protocols.perturb.calibration import Calibration, Calibrator, normal_inputs
+from bilateral.protocols.perturb.calibration import Calibration, Calibrator, inputs_for
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
 from bilateral.protocols.perturb.secrets import DrawFactors, RoundSecrets, draw_secrets, log_uniform_factors
 from bilateral.protocols.perturb.settings import PerturbationSettings
@@ -63,10 +63,12 @@ class PerturbServer:
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
         if calibration_inputs is None:
-            calibration_inputs = normal_inputs(input_shape, self._randomness.child("calibration"))
+            calibration_inputs = inputs_for(graph, input_shape, self._randomness.child("calibration"))
         self._draw_factors = draw_factors
         self._dtype = next(iter(model.parameters())).dtype
-        self._calibrator = Calibrator(model, graph.head, calibration_inputs.to(self._dtype))
+        if calibration_inputs.is_floating_point():
+            calibration_inputs = calibration_inputs.to(self._dtype)
+        self._calibrator = Calibrator(model, graph.head, calibration_inputs)
         self._calibration: tuple[int, Calibration] | None = None
         self._secrets: RoundSecrets | None = None
         self._answered: set[str] = set()

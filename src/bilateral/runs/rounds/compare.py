@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bilateral.arguments import checked
 from bilateral.engine.federation import Federation, load_federation
-from bilateral.engine.plan import RunPlan
+from bilateral.engine.plan import ONLY_WITH_LOCAL_STEPS, RunPlan, TrainingPlan
 from bilateral.engine.setup import Blueprint, make_blueprints, reference_plan
 from bilateral.engine.transcript import Transcript
 from bilateral.errors import PlanError
@@ -33,6 +33,15 @@ LANES: dict[str, dict[str, Any]] = {
 }
 BY_NAME: dict[str, dict[str, Any]] = {SEALED: {"protection": SEALED, "aggregation.masks": "ring"}}
 """Compared only if they are asked for: they take longer by far, and not every network."""
+LOCAL: dict[str, dict[str, Any]] = {
+    "local-steps": {"protection": FEDAVG, "aggregation.masks": "none"},
+    "masks+local-steps": {"protection": "masks", "aggregation.masks": "ring"},
+}
+"""FedAvg, with the plan's local steps, or one epoch. Compared if they are asked for, or the plan has local steps."""
+ONE_GRADIENT: dict[str, Any] = {
+    f"training.{name}": TrainingPlan.model_fields[name].default
+    for name in ("local_steps", "local_epochs", *(name for name, _ in ONLY_WITH_LOCAL_STEPS))
+}
 """Stacks of this package that `compare` knows, as settings on top of the plan."""
 
 
@@ -40,7 +49,14 @@ def lanes() -> dict[str, dict[str, Any]]:
     """All stacks that `compare` knows: those, and every other protection by its name, without masks."""
     known = {settings.get("protection", RunPlan().protection) for settings in (*LANES.values(), *BY_NAME.values())}
     others = [name for name in protection_names() if name not in known]
-    return {**LANES, **{name: {"protection": name, "aggregation.masks": "none"} for name in others}, **BY_NAME}
+    return {**LANES, **{name: {"protection": name, "aggregation.masks": "none"} for name in others}, **BY_NAME, **LOCAL}
+
+
+def _settings_of(name: str, plan: RunPlan) -> dict[str, Any]:
+    """What makes the plan that of a lane: one gradient a round, but where local steps are the point."""
+    if name not in LOCAL:
+        return {**ONE_GRADIENT, **lanes()[name]}
+    return LOCAL[name] if plan.training.takes_local_steps else {**LOCAL[name], "training.local_epochs": 1}
 
 
 @dataclass
@@ -52,6 +68,8 @@ class _Lane:
     reordering: int = 0
     transcript: Transcript = field(default_factory=Transcript)
     seconds: list[float] = field(default_factory=list)
+    curve: dict[int, float] = field(default_factory=dict)
+    """The metric after so many rounds."""
 
     def __post_init__(self) -> None:
         self.training = self.blueprint.server()
@@ -61,6 +79,19 @@ class _Lane:
         started = time.perf_counter()
         self.training.advance(round_index, participants, self.exchange)
         self.seconds.append(time.perf_counter() - started)
+
+    def evaluate(self, num_rounds: int, federation: Federation) -> dict[str, float]:
+        metrics = evaluate(self.training.predict, federation.test_data, federation.problem.objective)
+        self.curve[num_rounds] = main_metric(metrics)[1]
+        return metrics
+
+    @property
+    def local_work(self) -> str:
+        """What a client does in a round, in words."""
+        training = self.blueprint.plan.training
+        if training.local_epochs:
+            return f"{training.local_epochs} epoch{'s' if training.local_epochs > 1 else ''}"
+        return f"{training.local_steps} steps" if training.local_steps else "1 gradient"
 
 
 @checked
@@ -89,22 +120,31 @@ def compare(
         left_out = {*BY_NAME, *(name for name in protection_names() if protection_named(name).baseline_of)}
         alone = plan.federation.num_participants(len(federation.members)) < 2
         masked = [name for name in known if known[name]["aggregation.masks"] != "none"]
-        protections = [name for name in known if name not in left_out and not (alone and name in masked)]
+        left_out |= {*(() if plan.training.takes_local_steps else LOCAL), *(masked if alone else ())}
+        protections = [name for name in known if name not in left_out]
     trained = _make_lanes(plan, federation, num_controls, protections)
     names = federation.names
     for round_index in range(plan.training.rounds):
         participants = invited_clients(names, plan.federation.participation, plan.seed, round_index)
         for lane in trained:
             lane.advance(round_index, participants)
+            if (round_index + 1) % plan.training.evaluate_every == 0:
+                lane.evaluate(round_index + 1, federation)
         if on_round is not None:
             on_round(round_index + 1, plan.training.rounds)
     return [_row(plan, federation, lane, trained[0]) for lane in trained]
 
 
+def _rounds_to(metric: float, curve: Mapping[int, float], *, higher_is_better: bool) -> int | None:
+    """The first evaluated round that is at least as good."""
+    good = (rounds for rounds, value in curve.items() if (value >= metric if higher_is_better else value <= metric))
+    return min(good, default=None)
+
+
 def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protections: Sequence[str]) -> list[_Lane]:
     """FedSGD first, then its reordered controls, then the protections."""
-    known = lanes()
-    plans = [reference_plan(plan), *(plan.with_settings(known[name]) for name in protections)]
+    one_gradient = reference_plan(plan.with_settings(ONE_GRADIENT))
+    plans = [one_gradient, *(plan.with_settings(_settings_of(name, plan)) for name in protections)]
     bare, *protected = make_blueprints(plans, federation)
     controls = [_Lane(f"{REORDERED}-{number}", bare, number) for number in range(1, num_controls + 1)]
     others = [_Lane(name, blueprint) for name, blueprint in zip(protections, protected, strict=True)]
@@ -112,10 +152,11 @@ def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protec
 
 
 def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dict[str, Any]:
-    metrics = evaluate(lane.training.predict, federation.test_data, federation.problem.objective)
+    metrics = lane.evaluate(plan.training.rounds, federation)
     metric, value = main_metric(metrics)
     ratios = [mine / plain for mine, plain in zip(lane.seconds, base.seconds, strict=True)]
     traffic = lane.transcript.bytes_up + lane.transcript.bytes_down
+    enough = _rounds_to(base.curve[plan.training.rounds], lane.curve, higher_is_better=metric != "test_mse")
     return {
         "dataset": plan.data.name,
         "model": plan.model.name,
@@ -131,5 +172,9 @@ def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dic
         "metrics": metrics,
         "weights_relative_difference": relative_difference(lane.training.weights(), base.training.weights()),
         "seconds_ratio": statistics.median(ratios),
+        "local_work": lane.local_work,
+        "megabytes": traffic / 1e6,
+        "rounds_to_fedsgd": enough,
+        "megabytes_to_fedsgd": None if enough is None else traffic / 1e6 * enough / plan.training.rounds,
         "bytes_ratio": traffic / (base.transcript.bytes_up + base.transcript.bytes_down),
     }

@@ -221,6 +221,9 @@ class _Enrolment:
             tuple(problem.input_shape),
             problem.num_outputs,
             problem.loss,
+            problem.class_names,
+            problem.columns,
+            problem.input_dtype,
             torch.tensor(blueprint.term_scales, dtype=torch.float64),
         )
         briefing = encode(facts)

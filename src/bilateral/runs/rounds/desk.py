@@ -129,11 +129,19 @@ class SiteDesk(SiteEdge):
         secrets.bind(digest(briefing))  # whoever was told other facts has other keys, and no common masks
         blueprints = make_blueprints(plans, federation, secrets)
         if self._has_data:
-            self._clients = [blueprint.client(self.name, counter=self._counter) for blueprint in blueprints]
+            notes = (self._note, None)  # of the run's own model, not of the yardstick's
+            self._clients = [
+                blueprint.client(self.name, counter=self._counter, note=note)
+                for blueprint, note in zip(blueprints, notes, strict=False)
+            ]
         else:
             self._clients = [blueprints[0].helper(self.name)]
         log.info("%s takes part in term %d", self.name, briefing.term)
         return card
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Of models on samples that are kept back here: for this site's log, and nobody else."""
+        log.info("%s measured: %s", self.name, ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
 
     def _num_told(self, share: Share | None) -> int:
         return len(share) if share is not None and needs_sample_counts(self._plan) else 0
@@ -179,9 +187,10 @@ def _problem(briefing: Briefing, share: Share | None, plan: RunPlan, objective: 
     shape = tuple(briefing.input_shape)
     if briefing.task != objective.task:
         raise ProtocolError(f"The briefing names task {briefing.task!r}, the site's data are for {objective.task!r}.")
-    fits = shape == tuple(share.inputs.shape[1:]) if share is not None else _is_shape(shape)
+    fits = bool(shape) and min(shape) >= 1 if share is not None else _is_shape(shape)
     if not fits or briefing.num_outputs < 1 or briefing.term_scales.dim() != 1:
         raise ProtocolError("The briefing's sizes do not fit the site's data.")
+    own = shape if share is None else share.sample_shape  # as large as what is here, whatever the server says
     return Problem(
         briefing.dataset,
         objective.task,
@@ -189,9 +198,20 @@ def _problem(briefing: Briefing, share: Share | None, plan: RunPlan, objective: 
         briefing.num_outputs,
         objective,
         # For tracing; the server's own inputs stay there.
-        torch.zeros(NUM_CALIBRATION_SAMPLES, *shape, dtype=getattr(torch, plan.training.dtype)),
+        torch.zeros(NUM_CALIBRATION_SAMPLES, *own, dtype=_input_dtype(briefing.input_dtype, plan)),
+        briefing.class_names,
+        briefing.columns,
         term_scales=tuple(briefing.term_scales.tolist()),
     )
+
+
+def _input_dtype(told: str, plan: RunPlan) -> torch.dtype:
+    """Whole numbers, or the plan's precision; there is no other."""
+    dtype = torch.int64 if told == "int64" else getattr(torch, plan.training.dtype)
+    assert isinstance(dtype, torch.dtype)
+    if told != str(dtype).removeprefix("torch."):
+        raise ProtocolError(f"The briefing names inputs of {told[:40]!r}, which this plan does not have.")
+    return dtype
 
 
 def _is_shape(shape: tuple[int, ...]) -> bool:

@@ -42,4 +42,7 @@ class Briefing(Message):
     input_shape: tuple[int, ...]
     num_outputs: int
     loss: str
+    class_names: tuple[str, ...]
+    columns: tuple[str, ...]
+    input_dtype: str
     term_scales: Tensor

@@ -41,7 +41,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.best import BestModel
-from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult
+from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult, yardstick_of
 from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
@@ -176,8 +176,11 @@ class RoundLoop:
 
     def progress(self) -> RoundReport:
         rounds = self._next_round if self._is_last else self.plan.training.rounds
+        told = yardstick_of(self.plan)
         evaluated = self._rows[-1]["round"] if self._rows else None
-        return RoundReport(self._next_round, rounds, self._metrics, self._difference, len(self._failed), evaluated)
+        return RoundReport(
+            self._next_round, rounds, self._metrics, self._difference, len(self._failed), evaluated, told
+        )
 
     def close(self) -> None:
         self.on_close()
@@ -210,6 +213,8 @@ class RoundLoop:
 
     def _advance(self, round_index: int) -> None:
         invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
+        if self.main.training.is_to_count:
+            invited = tuple(self.names)
         outsiders = self.main.training.aggregation.outsiders()
         present = self.gather(round_index, [name for name in invited if name not in outsiders])
         started, up, down = time.perf_counter(), self.transcript.bytes_up, self.transcript.bytes_down
@@ -268,13 +273,14 @@ class RoundLoop:
         training = self.main.training
         metrics = self._evaluate(training)
         if self.validation is not None:
-            chosen_by = self._checked(self._measured(training.predict, self.validation).metrics("validation"))
+            predict = predict_with(training.model, training.device)
+            chosen_by = self._checked(self._measured(predict, self.validation).metrics("validation"))
             metrics = {**metrics, **chosen_by}
             self._best.look(self._next_round, chosen_by, training.model)
         return metrics
 
     def _evaluate(self, training: Training) -> dict[str, float]:
-        return self._checked(self._measured(training.predict, self.test).metrics())
+        return self._checked(self._measured(predict_with(training.model, training.device), self.test).metrics())
 
     def _measured(self, predict: Predict, split: Split) -> Measured:
         return measure(predict, split, self.objective, self.plan.evaluation.measures)
@@ -319,7 +325,7 @@ class RoundLoop:
         seconds, main = self._seconds, self.main.training
         view = seen_by_clients(main, self._next_round, self.test, self.objective)
         model = self._best.model(main.model)
-        measured = self._measured(predict_with(model), self.test)
+        measured = self._measured(predict_with(model, main.device), self.test)
         return RunResult(
             plan=self.plan,
             model=model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -13,10 +13,18 @@ from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
 from bilateral.models.coverage import Coverage
+from bilateral.protections.registry import LOCAL_STEPS, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.seen_by_clients import SeenByClients
+
+FEDSGD: Final = "FedSGD"
+
+
+def yardstick_of(plan: RunPlan) -> str:
+    """What a run without any protection is called: FedSGD, or with local steps what spends as few rounds."""
+    return spoken(LOCAL_STEPS) if plan.training.takes_local_steps else FEDSGD
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class RoundReport:
     num_failed: int = 0
     evaluated: int | None = None
     """After how many rounds that was."""
+    yardstick: str = FEDSGD
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -57,7 +66,11 @@ class RoundReport:
         metric, value = main_metric(self.latest)
         difference = self.difference_to_fedavg
         failed = f"  {self.num_failed} failed" if self.num_failed else ""
-        return f"{metric} {value:.4f}" + ("" if difference is None else f"  diff to FedSGD {difference:.1e}") + failed
+        return (
+            f"{metric} {value:.4f}"
+            + ("" if difference is None else f"  diff to {self.yardstick} {difference:.1e}")
+            + failed
+        )
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ class RunResult:
             "per_site": self.per_site,
             "warnings": list(self.warnings),
             "metrics_of_fedavg": self.metrics_of_fedavg,
+            "yardstick": yardstick_of(self.plan),
             "rounds": self.rounds,
             "finished": self.finished,
             "seconds": round(self.seconds, 3),

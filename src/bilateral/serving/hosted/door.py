@@ -31,7 +31,7 @@ from bilateral.serving.hosted.plan import ServingPlan
 from bilateral.serving.hosted.site import ServiceSite
 from bilateral.serving.messages import NOT_DONE, TO_SERVER, Refused
 
-PATIENCE: Final = 60.0
+PATIENCE: Final = 45.0
 """Seconds that an asker may take for its part of a turn."""
 LONGEST_WAIT: Final = 10.0
 MOST_WAITING: Final = 16
@@ -124,12 +124,16 @@ class AskingDoor(ServiceSite):
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            hello = read_hello(sock)
-            if hello is None or not hmac.compare_digest(hello.token, self._token) or hello.party != self.name:
-                sock.close()
-                continue
-            connection = Connection(sock, self.name, TO_SERVER)
-            try:
-                self._waiting.put_nowait(connection)
-            except queue.Full:
-                connection.close()
+            # each in a thread of its own: a visitor that says nothing keeps nobody else out
+            Thread(target=self._admit, args=(sock,), daemon=True).start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        hello = read_hello(sock)
+        if hello is None or not hmac.compare_digest(hello.token, self._token) or hello.party != self.name:
+            sock.close()
+            return
+        connection = Connection(sock, self.name, TO_SERVER)
+        try:
+            self._waiting.put_nowait(connection)
+        except queue.Full:
+            connection.close()

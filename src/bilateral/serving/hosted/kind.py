@@ -88,10 +88,9 @@ class ServingKind(HostedServing):
         counts = run / FOLDER / UNIT if kit is None else _counters_of(kit, plan)
         counters = {name: FileCounter(counts / f"{name}.json", UNIT) for name in plan.clients}
         randomness: Randomness = SecureRandomness()
-        pinned: Mapping[str, bytes] = {} if kit is None else kit.pinned
+        pinned = _pinned(plan, kit)
         if kit is None:
             randomness = simulated(plan, "server")
-            pinned = {name: simulated_identity(plan, name).public_bytes for name in plan.parties}
         if missing := [name for name in plan.parties if name not in pinned]:
             raise PlanError(
                 f"The server's kit pins no identity of {', '.join(missing)}.",
@@ -102,11 +101,8 @@ class ServingKind(HostedServing):
     def site(self, name: str, plan: ServingPlan, around: SiteAround) -> ServiceSite:
         if name not in plan.parties:
             raise PlanError(f"{name!r} has no part in this service; {', '.join(plan.parties)} have.")
-        if around.kit is None:
-            identity = simulated_identity(plan, name)
-            pinned: Mapping[str, bytes] = {one: simulated_identity(plan, one).public_bytes for one in plan.parties}
-        else:
-            identity, pinned = _identity_of(around.kit), around.kit.pinned
+        identity = simulated_identity(plan, name) if around.kit is None else _identity_of(around.kit)
+        pinned = _pinned(plan, around.kit)
         if name == plan.dealer:
             draws = SecureRandomness() if around.kit is not None else simulated(plan, "dealer")
             return DealingSite(plan, AnswerDealer(name, identity, pinned, draws), around.version)
@@ -120,6 +116,13 @@ def simulated(plan: ServingPlan, *labels: str) -> Randomness:
 
 def simulated_identity(plan: ServingPlan, name: str) -> Identity:
     return Identity.generate(simulated(plan, "identity", name))
+
+
+def _pinned(plan: ServingPlan, kit: KitAround | None) -> dict[str, bytes]:
+    """Of those who have a part in the plan, and of nobody else in the deployment."""
+    if kit is None:
+        return {name: simulated_identity(plan, name).public_bytes for name in plan.parties}
+    return {name: key for name, key in kit.pinned.items() if name in plan.parties}
 
 
 def _door_plate(

@@ -45,7 +45,7 @@ from bilateral.serving.server import AnswerServer, Conditions
 LANE: Final = 0
 WAIT_SECONDS: Final = 2.0
 """A client's site may look so long for somebody who asks, before it says that there is nobody."""
-TURN_SECONDS: Final = 120.0
+TURN_SECONDS: Final = 60.0
 """A site may take so long for an answer; the door of a client's site gives up earlier."""
 RETRY_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 0.5

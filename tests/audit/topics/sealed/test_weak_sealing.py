@@ -1,11 +1,15 @@
 """Sealed training that is weak somewhere, every result still right: each is judged broken, and the real one is not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.audit.topics.sealed.harness import context_for, plain_gradient, played, relative
 
+from bilateral.audit.recording import record
 from bilateral.audit.topics.sealed.sealed_worlds import matched
 from bilateral.audit.verdict import judge
+from bilateral.errors import OutOfRangeError
 from bilateral.protections.sealed import dealing
 from bilateral.protections.sealed.boxes import BoxContent, seal_box
 from bilateral.protocols.share.gates import sealed as comparisons
@@ -145,6 +149,58 @@ def test_what_was_weakened_is_judged_broken_and_its_gradient_is_still_right(weak
         found = judge(matched(context, adversaries[who], match))
         assert found.verdict == "broken", (who, found.reason)
         assert found.evidence.target.scores[0].mean >= 0.9
+
+
+def no_range_checks(patch):
+    """No random sum and no norm is compared with its limit: the count is 0, whatever happened, for all parties."""
+
+    def nothing(role):
+        del role
+        return 0
+        yield
+
+    patch.setattr(roles.Role, "settle", nothing)
+
+
+def loud_round(model):
+    """A round in which numbers leave their range: large targets, and a model that the server's small examples bear."""
+    context = context_for(**{"federation.clients": 3, "training.rounds": 1, "model.name": model, **WIDE})
+    found = context.federation()
+    shares = {name: replace(share, targets=1000.0 * share.targets.double()) for name, share in found.shares.items()}
+    quiet = replace(found.problem, examples=0.02 * found.problem.examples)
+    test = replace(found.test, inputs=0.02 * found.test.inputs)
+
+    def grow(_round_index, network):
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(3.5)
+
+    loud = replace(found, shares=shares, problem=quiet, test=test)
+    return record(context.plan, loud, keep=range(1), before_round=grow)
+
+
+WIDE = {"model.options": {"width": 32}}
+
+
+@pytest.mark.parametrize("model", ["mlp-5", "mlp-7"])
+def test_without_range_checks_a_wrong_gradient_comes_out_and_the_recording_shows_it(model, monkeypatch):
+    """The checks are all that is in the way: with them the same round ends in an error, and nothing is learned."""
+    with pytest.raises(OutOfRangeError, match="left its range; nothing was learned"):
+        loud_round(model)
+    no_range_checks(monkeypatch)
+    recording = loud_round(model)
+    assert relative(recording.server_round(0).recovered(), plain_gradient(recording, 0)) > 0.1
+
+
+def test_without_range_checks_nobody_sees_more_and_rounds_in_range_are_right(monkeypatch):
+    """They keep gradients right, and hide nothing: the adversaries find what they find with them."""
+    no_range_checks(monkeypatch)
+    context = context_for(**{"federation.clients": 3})
+    match, adversaries = played(context, TRIALS)
+    recording = match.sealed.recording
+    assert relative(recording.server_round(1).recovered(), plain_gradient(recording, 1)) < 1e-4
+    for who in (CLIENT, SERVER, DEALER):
+        assert judge(matched(context, adversaries[who], match)).verdict != "broken", who
 
 
 def test_of_real_sealing_nobody_finds_anything_but_pairs_that_collude():

@@ -7,6 +7,7 @@ computing parties are changed alike; so is what the attacker reads, who knows th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -64,6 +65,12 @@ def by_row(evidence):
 def some_adaptive(rows):
     """One that holds if there is any."""
     return max((found for (*_, adaptive), found in rows.items() if adaptive), key=lambda one: one.verdict == "holds")
+
+
+def best(rows, tests):
+    """One about this that holds, if there is any: a naive attacker's may prove nothing."""
+    about = [found for (claim, *_), found in rows.items() if claim == tests]
+    return max(about, key=lambda found: found.verdict == "holds")
 
 
 def broken(evidence):
@@ -162,11 +169,11 @@ def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypa
 
 def test_right_sealing_does_not(setting):
     def of(seed):
-        found = by_row(hiding_experiment(at(seed, setting), quiet))
-        assert {tests for tests, *_ in found} == {SERVER, ANSWERER}
-        return found
+        return by_row(hiding_experiment(at(seed, setting), quiet))
 
-    each_holds(of)
+    of = cache(of)
+    none_is_broken(of)
+    each_holds(lambda seed: {party: best(of(seed), party) for party in (SERVER, ANSWERER)})
 
 
 def shown_to_the_dealer():
@@ -214,6 +221,7 @@ def test_a_dealer_who_only_deals_does_not(setting, attack):
     def of(seed):
         return by_row(attack(at(seed, setting), quiet))
 
+    of = cache(of)
     none_is_broken(of)
     each_holds(lambda seed: {"one of the adaptive": some_adaptive(of(seed))})
 

@@ -6,10 +6,11 @@ Each sabotage leaves all answers right, so that nothing but an audit can see it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from tests.audit.chance import each_holds
+from tests.audit.chance import each_holds, none_is_broken
 
 from bilateral.audit.effort import EFFORTS
 from bilateral.audit.topics.shared.shared_games import hiding_experiment, single_answers_experiment
@@ -58,6 +59,12 @@ def by_row(evidence):
     return {(one.tests, one.adversary, one.attack, one.adaptive): judge(one) for one in evidence}
 
 
+def best(rows, tests):
+    """One about this that holds, if there is any: a naive attacker's may prove nothing."""
+    about = [found for (claim, *_), found in rows.items() if claim == tests]
+    return max(about, key=lambda found: found.verdict == "holds")
+
+
 def broken(evidence):
     return {one.tests for one in evidence if judge(one).verdict == "broken"}
 
@@ -102,7 +109,16 @@ MASKINGS = {
 }
 
 
-@pytest.mark.parametrize("changes", MASKINGS.values(), ids=MASKINGS)
+MILDER = {"words that come again": "one word a tensor", "short masks": "low bits bare"}
+"""Of a kind that is tried as well, and further from it: by name of the other."""
+
+
+def unless_milder(changes):
+    """The milder ones by name, with the long tests."""
+    return [pytest.param(one, id=name, marks=[pytest.mark.long] * (name in MILDER)) for name, one in changes.items()]
+
+
+@pytest.mark.parametrize("changes", unless_milder(MASKINGS))
 def test_weak_masks_do_not_hide_queries_and_weights(setting, monkeypatch, changes):
     for owner, name, value in changes:
         monkeypatch.setattr(owner, name, value)
@@ -111,11 +127,11 @@ def test_weak_masks_do_not_hide_queries_and_weights(setting, monkeypatch, change
 
 def test_right_masks_do(setting):
     def of(seed):
-        found = by_row(hiding_experiment(at(seed, setting), quiet))
-        assert {tests for tests, *_ in found} == {SERVER, ANSWERER}
-        return found
+        return by_row(hiding_experiment(at(seed, setting), quiet))
 
-    each_holds(of)
+    of = cache(of)
+    none_is_broken(of)
+    each_holds(lambda seed: {party: best(of(seed), party) for party in (SERVER, ANSWERER)})
 
 
 def weak_blinding(change):

@@ -40,6 +40,26 @@ def test_a_turn_holds_all_that_can_be_said_before_the_party_must_listen():
     speaker.expect_end()
 
 
+def test_what_is_much_may_leave_before_the_party_must_listen():
+    """In order, each part once, and small parts together."""
+    left = []
+    large = torch.arange(1 << 12)
+
+    def work():
+        yield Tell(words(1))
+        yield Tell(large)
+        yield Tell(words(2))
+        yield Hear("word", (1,))
+        yield Tell(large + 1)
+
+    speaker = Speaker(work(), "bela", early=left.append)
+    assert [[part.numel() for part in parts] for parts in left] == [[1, 1 << 12]]
+    assert told(speaker) == [2]
+    speaker.hear([words(7)], must_lead=False)
+    assert speaker.is_done and torch.equal(left[1][0], large + 1)
+    assert speaker.take_told() == ()
+
+
 def test_a_turn_leads_over_several_answers_at_once():
     speaker = Speaker(counting(1, "?", 2, "?", 3, "?", 4), "bela")
     speaker.hear([words(10), words(11)])

@@ -59,11 +59,21 @@ def test_a_processor_without_the_instructions_takes_the_portable_kernels_with_th
         return convolve(x), ring.prepare_linear(matrix, weight_bits=23)(samples)
 
     here = results()
-    for features in (AVX512, ()):
+    for features in (AVX512, AVX512 | {"sse4a"}, ()):
         machine(features)
         assert not isinstance(cpu.linear(matrix, 23, cpu_features.choose()), AmxLinear)
         assert not isinstance(cpu.conv2d(weight, PLAIN, 23, cpu_features.choose()), AmxConv2d)
         assert all(torch.equal(a, b) for a, b in zip(results(), here, strict=True))
+
+
+def test_small_weights_are_words_where_words_multiply_at_once(machine):
+    """A matter of time alone: results are the same (above)."""
+    for features, at_once in ((AVX512, False), (AVX512 | {"sse4a"}, True), ({"sse4a"}, False)):
+        machine(features)
+        assert cpu_features.multiplies_words_at_once() is at_once
+        kinds = [cpu._kind("avx512", bits) for bits in (23, 64)]
+        assert kinds == [cpu.kernels.WIDE if at_once else cpu.kernels.NARROW, cpu.kernels.WIDE]
+        assert cpu._kind("vector", 23) == cpu.kernels.NARROW
 
 
 def test_what_cannot_be_found_out_counts_as_missing(machine, monkeypatch):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.protocols.share.training.stepping import Step, step_of
+from tests.protocols.share.training.stepping import Step, converse, step_of
 from tests.protocols.share.training.test_gradients import SHAPE, Own, _residual
 from torch import nn
 
 from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.share.gates.talk import Speaker
-from bilateral.protocols.share.training.parties import FirstParty, SecondParty, deal
+from bilateral.protocols.share.training import script
+from bilateral.protocols.share.training.parties import (
+    FirstParty,
+    SecondParty,
+    as_words,
+    deal,
+    from_words,
+    seed_of_step,
+)
+from bilateral.protocols.share.training.roles import First
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,52 @@ WRONG_LISTS = {
 def test_what_was_dealt_wrongly_is_refused_before_the_step_begins(step, how):
     with pytest.raises(MalformedMessageError, match="dora"):
         step.first(dealt=WRONG_LISTS[how](step.dealt()))
+
+
+def test_what_is_dealt_travels_as_one_list_of_words():
+    step = step_of(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3)), (3,), "ce", 3)
+    dealt = step.dealt()
+    found = from_words(step.terms, as_words(dealt), "dora")
+    assert len(found) == len(dealt)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, dealt, strict=True))
+    odd = [part for part in dealt if part.dtype == torch.int32 and part.numel() % 2]
+    assert odd, "halves of words that do not fill the last word"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda words: words[:-1],
+        lambda words: torch.cat([words, words[:1]]),
+        lambda words: words[None],
+        lambda words: words.to(torch.int32),
+        lambda words: words.double(),
+        lambda words: words[:0],
+    ],
+)
+def test_a_list_of_words_that_does_not_fit_is_refused_by_the_dealers_name(step, wrong):
+    with pytest.raises(MalformedMessageError, match="dora"):
+        from_words(step.terms, wrong(as_words(step.dealt())), "dora")
+
+
+def test_a_dealer_that_deals_as_it_goes_and_stops_is_named(step):
+    """Where what is dealt comes one by one, too little and too much are found when they matter."""
+    dealt = step.dealt()
+    for parts, refused in ((dealt[:-1], "dealt too little"), ((*dealt, dealt[-1]), "dealt more parts than expected")):
+        role = First(step.terms, step.model, iter(parts), *seeds_as_used(step), "dora")
+
+        def work(role=role):
+            found = yield from script.step(role, None, None)
+            role.expect_all_used()
+            return found
+
+        with pytest.raises(MalformedMessageError, match=f"dora {refused}"):
+            converse(work(), step.second().work(step.inputs, step.targets))
+
+
+def seeds_as_used(step):
+    with_dealer, _, with_second = step.seeds
+    return seed_of_step(step.terms, with_dealer), seed_of_step(step.terms, with_second)
 
 
 @pytest.mark.parametrize("how", WRONG_LISTS)

@@ -22,7 +22,6 @@ from bilateral.arguments import checked
 from bilateral.errors import ModelError, NumericalRangeError
 from bilateral.models import calls
 from bilateral.models.modes import training_copy
-from bilateral.models.tracing import check_inputs
 from bilateral.protocols.share.circuit.description import VALUE_BITS, AvgPool, Circuit, Scale
 from bilateral.protocols.share.circuit.front import PublicFront, end_of_front, front_of
 from bilateral.protocols.share.circuit.graph_compiler import (
@@ -114,7 +113,7 @@ def compile_trainable(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"No parameter of {type(model).__name__} trains.", remedy="Set `requires_grad` of some.")
     recorded = calls.record(model)
-    calls.check_record(model, recorded, check_inputs(model, input_shape, None, torch.float32))
+    calls.check_record(model, recorded, calls.check_inputs(model, input_shape))
     compiler = _TrainingCompiler(model, input_shape, TRAINING_MODULE_RULES, TRAINING_FUNCTION_RULES)
     circuit = replace(compiler.compile(), value_bits=value_bits)
     circuit.expect_trainable()

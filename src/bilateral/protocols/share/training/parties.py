@@ -108,7 +108,7 @@ def from_words(terms: StepTerms, words: Tensor, dealer: str) -> tuple[Tensor, ..
     shapes = terms.shape_of_step.dealt
     sizes = [-(-torch.Size(shape).numel() * dtype.itemsize // 8) for shape, dtype in shapes]
     expect_tensor(dealer, "dealt words", words, (sum(sizes),), torch.int64)
-    parts = words.split(sizes)
+    parts = torch.split(words, sizes)
     return tuple(
         part.view(dtype)[: torch.Size(shape).numel()].reshape(shape)
         for part, (shape, dtype) in zip(parts, shapes, strict=True)

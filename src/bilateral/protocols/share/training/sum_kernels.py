@@ -8,18 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from bilateral.protocols.share.ring.compiled import compiled, inlined
+from bilateral.protocols.share.ring.compiled import compiled
 
 Words = npt.NDArray[np.uint64]
 _SUMS = 64
-_BITS = np.array([1 << k for k in range(_SUMS)], dtype=np.uint64)
-
-
-@inlined
-def subtract(number: np.uint64, word: np.uint64, minus: Words) -> None:
-    for k in range(_SUMS):
-        if word & _BITS[k]:
-            minus[k] += number
 
 
 @compiled
@@ -31,9 +23,10 @@ def signed_sums(x: Words, signs: Words, together: int, begin: int, end: int, out
     samples, channels, places = x.shape
     length, size = samples * places, signs.size
     parts = (length + size - 1) // size
+    one, zero = np.uint64(1), np.uint64(0)
     for group in range(begin, end):
         minus = np.zeros(_SUMS, dtype=np.uint64)
-        total = np.uint64(0)
+        total = zero
         first = group * together if together else group // parts
         last = min(channels, first + max(together, 1))
         start = 0 if together else group % parts * size
@@ -43,11 +36,13 @@ def signed_sums(x: Words, signs: Words, together: int, begin: int, end: int, out
             at = start
             while at < stop:
                 sample, place = at // places, at % places
-                for i in range(place, min(places, place + stop - at)):
-                    number = x[sample, channel, i]
+                run = min(places - place, stop - at)
+                for i in range(run):
+                    number, word = x[sample, channel, place + i], signs[sign + i]
                     total += number
-                    subtract(number, signs[sign], minus)
-                    sign += 1
-                    at += 1
+                    for k in range(_SUMS):
+                        minus[k] += number & (zero - ((word >> np.uint64(k)) & one))
+                sign += run
+                at += run
         for k in range(_SUMS):
             out[group, k] = total - minus[k] - minus[k]

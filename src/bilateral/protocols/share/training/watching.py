@@ -6,7 +6,8 @@ are the same for all groups of a value.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,8 @@ NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""
 
 
-class Groups(NamedTuple):
+@dataclass(frozen=True)
+class Groups:
     """How a value (batch, channels, ...) is cut: `count` groups of `size` numbers, the last of them filled with zeros.
 
     `together`: whole channels in a group; 0 where a channel has groups of its own.

@@ -52,7 +52,7 @@ def _client_half(facts: Facts, client: str, model: RoundModel) -> ClientHalf:
     draws = SeededRandomness(0, "recomputed uploads", client)
     network, objective = facts.network(model.parameters), plain_objective(facts.loss)
     basis = ClientBasis(client, network, facts.graph, facts.plan, objective, draws)
-    return facts.plan.chosen.model.make_client(basis)
+    return facts.plan.chosen.halves.make_client(basis)
 
 
 def _answer(view: View, client: str, query: SoftmaxQuery) -> SoftmaxReply:
