@@ -47,6 +47,9 @@ def briefing(chosen=CHOSEN, **changes):
         view.problem.input_shape,
         view.problem.num_outputs,
         view.problem.loss,
+        view.problem.class_names,
+        view.problem.columns,
+        view.problem.input_dtype,
         torch.zeros(0, dtype=torch.float64),
     )
     return replace(facts, **changes)

@@ -129,6 +129,9 @@ def briefing(plan, **changes):
         problem.input_shape,
         problem.num_outputs,
         problem.loss,
+        problem.class_names,
+        problem.columns,
+        problem.input_dtype,
         torch.zeros(0, dtype=torch.float64),
     )
     return replace(facts, **changes)
