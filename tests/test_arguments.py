@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,10 @@ CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     ),
     "with_settings": (PLAN.with_settings, {"settings": {"seed": 1}}),
     "hetero with_settings": (HETERO.with_settings, {"settings": {"seed": 1}}),
+    "SeededRandomness": (partial(_positional, bilateral.SeededRandomness), {"seed": 0, "label": "arguments"}),
+    "TensorBoard": (bilateral.TensorBoard, {"folder": None}),
+    "MLflow": (bilateral.MLflow, {"folder": None}),
+    "WandB": (bilateral.WandB, {"folder": None}),
     "load_dataset": (partial(_positional, bilateral.load_dataset), {"name": "wine", "data_dir": None}),
 }
 WRONG = [
@@ -109,7 +114,14 @@ WRONG = [
 def test_all_public_names_that_can_be_called_are_tried():
     tried = {name.partition(".")[0] for name in CALLS}
     results_and_plans = {"AuditResult", "BilateralError", "HeteroPlan", "RunPlan", "RunResult"}  # pydantic's, or ours
-    assert set(bilateral.__all__) - tried - results_and_plans == {"Dataset", "Split"}  # tests/data/test_dataset.py
+    data = {"Dataset", "Split"}  # tests/data/test_dataset.py
+    made_of_nothing = {"Callback", "Randomness", "SecureRandomness"}
+    assert set(bilateral.__all__) - tried - results_and_plans - data == made_of_nothing
+
+
+@pytest.mark.parametrize("kind", [bilateral.Callback, bilateral.Randomness, bilateral.SecureRandomness])
+def test_what_is_made_of_nothing_takes_no_argument(kind):
+    assert not inspect.signature(kind).parameters
 
 
 @pytest.mark.parametrize("name", CALLS)

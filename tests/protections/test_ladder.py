@@ -15,7 +15,7 @@ from bilateral.cli.main import app
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import UnsoundPlanError
 from bilateral.protections.ladder import LADDER, TITLES, as_dicts, as_markdown, who_sees_what
-from bilateral.protections.registry import baseline_names, protection_words, unaliased
+from bilateral.protections.registry import baseline_names, protection_words, unaliased, word_of
 from bilateral.report.audit_html import audit_html
 from bilateral.runs.rounds.in_process import run
 
@@ -41,13 +41,13 @@ def test_the_command_prints_every_rung():
     found = CliRunner().invoke(app, ["ladder", "--json"])
     assert json.loads(found.stdout)["ladder"] == as_dicts()
     said = CliRunner().invoke(app, ["ladder"]).stdout
-    assert all(rung.protection in said for rung in LADDER)
+    assert all(word_of(rung.protection) in said for rung in LADDER)
 
 
 def test_the_help_of_the_option_says_what_clients_see():
     shown = "".join(CliRunner(env={"COLUMNS": "200"}).invoke(app, ["run", "--help"]).stdout.split())
     for rung in LADDER:
-        assert rung.protection in shown
+        assert word_of(rung.protection) in shown
         assert "".join(f"clientssee{rung.clients_see.partition(':')[0]}".split()) in re.sub("[│|]", "", shown)
 
 

@@ -29,7 +29,7 @@ from bilateral.engine.kind import ROUNDS, kind_of_plan, read_any
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.privacy import privacy_of
 from bilateral.errors import PlanError
-from bilateral.protections.ladder import LADDER
+from bilateral.protections.ladder import rung_of
 from bilateral.report.run_page.questions import Answer, answers_to
 from bilateral.runs.rounds.in_process import run
 
@@ -141,9 +141,9 @@ def _print_cost(plan: Any, cost: Cost | None, num_steps: int) -> None:
             f"{cost.megabytes_down:.2g} MB down, all sites together."
         )
         return
-    rung = next((one for one in LADDER if one.protection == plan.protection), None)
+    rung = plan.rung or rung_of(plan.protection, plan.traits.default_masks)
     if rung is not None:
-        out.print(f"\nCost: a client's step takes {rung.cost} (1 is a plain step). [dim]--measure tries it.[/]")
+        out.print(f"\nCost of a client's step, in plain steps: {rung.cost}. [dim]--measure tries it.[/]")
 
 
 def _measured(plan: Any, data_dir: Path | None) -> Cost:

@@ -10,13 +10,15 @@ import torch
 import typer
 from rich.markup import escape
 
-from bilateral.cli.console import out, print_json
+from bilateral.cli.console import err, out, print_json
 from bilateral.cli.options import DataDir, Json, check_writable
 from bilateral.data import load_dataset
 from bilateral.data.task import Task
 from bilateral.engine.named_code import check_named_by_user, is_own_code
 from bilateral.engine.plan import load_plan
 from bilateral.engine.run_directory import RunDirectory
+from bilateral.engine.run_status import read_run
+from bilateral.engine.run_story import RunState
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.evaluation import evaluate
 from bilateral.protocols.objective import Objective, make_objective
@@ -56,6 +58,9 @@ def export_command(
     RunDirectory.open(run, load_plan)  # what is read comes first: an output is chosen for it
     check_writable(output)
     card = export_run(run, output, data_dir=data_dir, model=model, data=data, loss=loss)
+    status = read_run(run)
+    if status.round < status.num_rounds and status.state is not RunState.FINISHED:
+        err.print(f"This is the model after {status.unit} {status.round} of {status.num_rounds}: the run is not done.")
     if json:
         print_json({"output": str(output), "model": card.model, "metrics": card.metrics})
     else:

@@ -7,6 +7,7 @@ from rich.table import Table
 from bilateral.cli.console import out, print_json
 from bilateral.cli.options import Json
 from bilateral.protections.ladder import LADDER, TITLES, as_dicts
+from bilateral.protections.registry import word_of
 
 
 def ladder_command(json: Json = False) -> None:
@@ -24,7 +25,7 @@ def ladder_command(json: Json = False) -> None:
         print_json({"ladder": as_dicts()})
         return
     for rung in LADDER:
-        table = Table(show_header=False, box=None, pad_edge=False, title=rung.protection, title_justify="left")
+        table = Table(show_header=False, box=None, pad_edge=False, title=word_of(rung.protection), title_justify="left")
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         for name, title in TITLES.items():

@@ -17,7 +17,7 @@ from bilateral.engine.plan import RunPlan, load_plan
 from bilateral.errors import PlanError, ThresholdError
 from bilateral.protections.ladder import in_a_sentence
 from bilateral.protections.masks.protection import MASKS
-from bilateral.protections.registry import baseline_names, in_words, mechanism_names, protection_words
+from bilateral.protections.registry import baseline_names, in_words, mechanism_named, mechanism_names, protection_words
 from bilateral.protections.sound.protection import SOUND
 from bilateral.runs.hetero.plan import HeteroPlan
 
@@ -99,10 +99,16 @@ def is_bare_budget(path: Path | None, named: dict[str, Any], settings: list[str]
     given = {key: value for key, value in named.items() if value is not None}
     given.update(parse_setting(text) for text in settings or ())
     has_budget = any(given.get(f"noise.{name}") not in (None, CLEAR) for name in ("epsilon", "noise_multiplier"))
-    if path is not None or not has_budget or given.get("noise.mechanism") != SOUND:
+    if path is not None or not has_budget or not _spends_budget(given.get("noise.mechanism")):
         return False
     decided = ("protection", "perturbation", "aggregation.masks")
     return given.get("training.loss") != "mse" and not any(key.startswith(decided) for key in given)
+
+
+def _spends_budget(mechanism: Any) -> bool:
+    """Whether a mechanism of this name is noise whose epsilon is of the whole run, as that of sound noise is."""
+    noise = mechanism_named(mechanism) if mechanism in mechanism_names() else None
+    return noise is not None and noise.traits(plan := RunPlan(), plan.traits).spends_budget
 
 
 def build_plan(path: Path | None, named: dict[str, Any], settings: list[str] | None) -> RunPlan:

@@ -14,6 +14,7 @@ from bilateral.engine.plan import RunPlan
 from bilateral.learning.evaluation import main_metric
 from bilateral.protections.groundwork import ROTATING
 from bilateral.protections.ladder import Rung, who_sees_what
+from bilateral.protections.registry import word_of
 
 _WORTH_A_WORD = 1e-3
 """Of the difference to FedSGD: where one would ask."""
@@ -31,7 +32,7 @@ def print_result(values: Mapping[str, Any], plan: RunPlan) -> None:
         out.print(f"\n[yellow]{escape(warning)}[/]")
     if values["ladder"] is not None:
         rung = Rung(**values["ladder"])
-        out.print(f"\n[bold]{rung.protection}[/], of four protections (bilateral ladder)")
+        out.print(f"\n[bold]{word_of(rung.protection)}[/], of four protections (bilateral ladder)")
         for title, cell in who_sees_what(rung).items():
             out.print(f"  {title}: {cell}")
     print_guarantee(values["guarantee"])

@@ -28,6 +28,7 @@ from bilateral.learning.aggregation import Incident, expect, uploads_among
 from bilateral.learning.exchange import SETUP, Enough, Exchange, Packet, Taken
 from bilateral.learning.halves import OpenedRound
 from bilateral.learning.upload_check import UploadShape
+from bilateral.protocols.class_balance import CountClasses
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
     KeyAnnouncement,
@@ -167,7 +168,8 @@ class MaskedAggregation:
         reveals = exchange(round_index, dict.fromkeys(request.signers, (request,)))
         self._collect(round_index, reveals, server.collect_reveal, (RevealedShares,))
         try:
-            return server.unmask((self._shape.num_terms, self._shape.num_parameters), self._shape.num_statistics)
+            shape, counted = self._shape, any(isinstance(message, CountClasses) for message in sent)
+            return server.unmask((shape.num_terms, shape.num_parameters), shape.num_statistics, adapts=not counted)
         except LostSumError as error:
             if error.culprit:
                 self._suspects.convict(error.culprit)

@@ -66,10 +66,11 @@ class ModelLayout:
 
     @classmethod
     def of_module(cls, model: nn.Module, examples: Tensor) -> ModelLayout:
-        """The layout of any module that takes `examples`, which have a batch dimension."""
+        """The layout of any module that takes `examples`, which have a batch dimension. One alone is tried twice."""
         _refuse_odd_parameters(model)
         kept = kept_in_evaluation(model)
-        layers, outputs = _tried(set_training(copy.deepcopy(model), kept), examples)
+        tried = torch.cat([examples, examples]) if len(examples) == 1 else examples  # BatchNorm refuses a batch of one
+        layers, outputs = _tried(set_training(copy.deepcopy(model), kept), tried)
         return ModelLayout(_laid_out(model), layers, outputs, tuple(examples.shape[1:]), kept)
 
     @property

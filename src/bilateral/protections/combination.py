@@ -31,9 +31,10 @@ OTHER_OBJECTIVE: Final = Rule(
 )
 
 COUNTED_WITHOUT_NOISE: Final = Rule(
-    "balanced class weights under noise",
-    lambda mix: mix.objective.balanced and mix.noise is not None,
-    "they are worked out from exact counts of classes, which are told to everybody and which no epsilon covers",
+    "balanced class weights under noise, or with a baseline",
+    lambda mix: mix.objective.balanced and (mix.noise is not None or bool(mix.model.baseline_of)),
+    "they are worked out from exact counts of classes, which are told to everybody: no epsilon covers them, and what a "
+    "baseline publishes says nothing of them",
     "List the weights, if they are public: training.class_weights = [1.0, 3.0].",
 )
 

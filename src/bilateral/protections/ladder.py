@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Final
 
+from bilateral.protections.registry import word_of
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -97,7 +99,7 @@ def who_sees_what(rung: Rung) -> dict[str, str]:
 
 def in_a_sentence() -> str:
     """For the help of an option."""
-    return "; ".join(f"{rung.protection}: clients see {rung.clients_see.partition(':')[0]}" for rung in LADDER)
+    return "; ".join(f"{word_of(rung.protection)}: clients see {rung.clients_see.partition(':')[0]}" for rung in LADDER)
 
 
 def as_markdown() -> str:

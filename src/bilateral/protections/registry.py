@@ -69,7 +69,13 @@ def mechanism_names() -> tuple[str, ...]:
 def protection_words() -> tuple[str, ...]:
     """The same as people say them (`fedsgd` where plans store `fedavg`), without the baselines."""
     _load_installed()
-    return tuple(one.aliases[0] if one.aliases else one.name for one in _PROTECTIONS.values() if not one.baseline_of)
+    return tuple(word_of(one.name) for one in _PROTECTIONS.values() if not one.baseline_of)
+
+
+def word_of(name: str) -> str:
+    """What people say for a protection's stored name, and plans may."""
+    one = protection_named(name)
+    return one.aliases[0] if one.aliases else one.name
 
 
 def baseline_names() -> tuple[str, ...]:

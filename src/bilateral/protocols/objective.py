@@ -31,7 +31,7 @@ TargetKind = Literal["classes", "labels", "values"]
 """classes: int64, one number a sample (or a pixel); labels: 0 or 1 for each output; values: a real for each output."""
 PLAIN: Final = ("mse", "ce")
 PLAIN_REMEDY: Final = (
-    "Use protection = 'masks' (or 'fedavg'), with or without sound noise: there clients compute any loss as it is. Or "
+    "Use protection = 'masks' (or 'fedsgd'), with or without sound noise: there clients compute any loss as it is. Or "
     "use training.loss = 'ce' or 'mse' without class weights and smoothing."
 )
 _AUTO: Final[dict[Task, LossName]] = {

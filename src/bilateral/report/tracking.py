@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bilateral.arguments import require
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
 from bilateral.report.audit_html import flat
@@ -30,6 +31,7 @@ class _Tracker(Callback):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         """`folder`: where to write, if not below the run's directory."""
+        require(folder, str | Path | None, f"{type(self).__name__}: expected `folder` to be")
         self._folder = None if folder is None else Path(folder)
 
     def _place(self, output: Path | None) -> Path:

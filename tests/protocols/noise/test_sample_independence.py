@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from bilateral.errors import UnsoundPlanError
+from bilateral.models.layout import ModelLayout
 from bilateral.models.rules import MODULE_RULES
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.fedavg.halves import FedAvgClient, FedAvgServer
@@ -286,9 +287,24 @@ LAYERS = {
     "table": ((12,), lambda: nn.Sequential(Rows(), nn.Linear(36, 9), nn.ReLU()), 9),
     "recurrent layers": ((5, 7), lambda: nn.Sequential(Recurrent(), nn.Linear(6, 9), nn.ReLU()), 9),
     "state in a buffer": ((13,), lambda: nn.Sequential(nn.Linear(13, 11), WithState()), 11),
+    "BatchNorm1d that stays as it is": (
+        (13,),
+        lambda: nn.Sequential(nn.Linear(13, 11), nn.BatchNorm1d(11).eval(), nn.ReLU()),
+        11,
+    ),
+    "BatchNorm2d that stays as it is": (
+        (3, 9, 9),
+        lambda: images(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6).eval(), nn.ReLU(), channels=6, side=7),
+        9,
+    ),
+    "BatchNorm3d that stays as it is": (
+        (2, 5, 5, 5),
+        lambda: nn.Sequential(nn.Conv3d(2, 3, 3), nn.BatchNorm3d(3).eval(), nn.ReLU(), nn.Flatten()),
+        81,
+    ),
 }
 MIXING = {nn.BatchNorm1d: (), nn.BatchNorm2d: (3, 3), nn.BatchNorm3d: (3, 3, 3)}
-"""Layers that no clipping can be true for, and the space of a channel."""
+"""Layers that no clipping can be true for unless they stay in evaluation mode, and the space of a channel."""
 PROTECTIONS = ("mse", "activation")
 """FedSGD with the squared error, and perturbation with all terms of activation noise."""
 SOME = ("Linear", "Conv2d", "attention", "table", "dropout")
@@ -296,18 +312,54 @@ SOME = ("Linear", "Conv2d", "attention", "table", "dropout")
 
 
 def test_every_layer_that_has_a_rule_is_tried_here_or_refused():
-    tried = {type(module) for _, make, _ in LAYERS.values() for module in make().modules()}
-    assert set(MODULE_RULES) - tried == set(MIXING)
+    """Those that mix samples are tried in evaluation mode, in which they do not, and refused in any other."""
+    modules = [module for _, make, _ in LAYERS.values() for module in make().modules()]
+    assert set(MODULE_RULES) <= {type(module) for module in modules}
+    assert {type(module) for module in modules if not module.training} == set(MIXING)
 
 
-@pytest.mark.parametrize("is_trained", [True, False])
+def mixing(kind, *, is_trained, tracked=True, whole=True):
+    """A model that begins with such a layer. `whole`: the mode that the model comes in itself."""
+    first = kind(4, track_running_stats=tracked)
+    model = nn.Sequential(first, nn.Flatten(), nn.Linear(4 * math.prod(MIXING[kind]), OUTPUTS)).train(whole)
+    first.train(is_trained)
+    return model
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+@pytest.mark.parametrize(
+    "modes",
+    [
+        {"is_trained": True},
+        {"is_trained": False, "tracked": False},  # normalises by its batch in either mode
+        {"is_trained": False, "whole": False},  # a model that comes in evaluation mode is trained as `train` sets it
+    ],
+    ids=["trains", "without statistics", "all in evaluation mode"],
+)
 @pytest.mark.parametrize("kind", MIXING)
-def test_layers_that_mix_samples_are_refused_in_either_mode(kind, is_trained):
-    model = nn.Sequential(kind(4), nn.Flatten(), nn.Linear(4 * math.prod(MIXING[kind]), OUTPUTS)).train()
-    model[0].train(is_trained)
-    graph = ScaleGraph.of(model, torch.zeros(2, 4, *MIXING[kind]))
+def test_layers_that_mix_samples_are_refused(kind, modes, unit):
+    model = mixing(kind, **modes)
+    layout = ModelLayout.of_module(model, torch.zeros(2, 4, *MIXING[kind]))
+    size = 4.0 if unit == "sample" else 1.0
     with pytest.raises(UnsoundPlanError, match="BatchNorm"):
-        FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0, "sample", 4.0))
+        FedAvgClient("c", model, layout, "mse", clip=ClipSettings(1.0, unit, size))
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_those_that_stay_in_evaluation_mode_see_no_batch_and_upload_no_statistics(kind):
+    """That its samples do not mix is tried with all other layers."""
+    shape = (4, *MIXING[kind])
+    model = randomised(mixing(kind, is_trained=False), 0)
+    graph = ScaleGraph.of(model, torch.zeros(2, *shape))
+    client = FedAvgClient("c", model, graph, "mse", clip=ClipSettings(1.0, "sample", 4.0))
+    inputs = torch.randn(8, *shape, generator=torch.Generator().manual_seed(0))
+    upload = client.train(FedAvgServer(model, graph).start_round(0), inputs, torch.ones(8, OUTPUTS), 1)
+    assert upload.statistics.numel() == 0
+    own = client._model.module[0]
+    assert not own.training
+    assert torch.equal(own.running_mean, model[0].running_mean)
+    assert torch.equal(own.running_var, model[0].running_var)
+    assert int(own.num_batches_tracked) == 0
 
 
 def rows_of(name, protection, seed=3):

@@ -12,6 +12,7 @@ from bilateral.engine.plan import parse_plan
 from bilateral.engine.setup import make_blueprint
 from bilateral.errors import BilateralError, ProtocolError, UnsoundPlanError
 from bilateral.protocols.class_balance import ClassTotals, CountClasses
+from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.messages import Upload
 from bilateral.runs.rounds.in_process import run
 
@@ -27,6 +28,20 @@ def plan(protection="masks", rounds=5, **training):
         },
         "of a test",
     )
+
+
+def test_counting_makes_nobody_refuse_a_range():
+    """A refusal tells the size of its client's upload (line 11): the sizes of counts say nothing of gradients."""
+    for settings in ({}, {"aggregation.width": "auto"}, {"training.local_steps": 2}):
+        chosen = plan(rounds=4).with_settings(settings)
+        sent = run(chosen, save=False, reference=False, keep_messages=True).transcript.entries
+        assert not [entry for entry in sent if isinstance(entry.message, RangeRefusal)]
+
+
+@pytest.mark.parametrize("baseline", ["gaussian", "ppdl", "ckks"])
+def test_a_baseline_counts_no_classes(baseline):
+    with pytest.raises(UnsoundPlanError, match="balanced class weights under noise, or with a baseline"):
+        run(plan(baseline), save=False)
 
 
 def weights_of(chosen):

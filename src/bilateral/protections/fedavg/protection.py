@@ -26,7 +26,12 @@ _STAGES: Final = {PlainModel: "training", LocalRound: "training"}
 
 COUNTED: Final = (
     Leak("how often each class is at each client", "server", 0),
-    Leak("how often each class is there at all clients together", "server", 12),
+    Leak(
+        "how often each class is there at all clients together, and at one client if they are counted again without it "
+        "(after a crash, or by a server that asks again)",
+        "server",
+        12,
+    ),
     Leak("how often each class is there at all clients together", "clients", 12),
 )
 """With `training.class_weights = "balanced"`."""

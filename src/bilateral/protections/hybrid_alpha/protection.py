@@ -26,9 +26,12 @@ HYBRID_ALPHA: Final = "hybrid-alpha"
 
 
 class HybridAlphaSettings(Section):
-    """`epsilon`: of one round, as published; none adds no noise. `honest`: fraction of clients that are taken to be."""
+    """`epsilon`: of one round, as published (the classic bound, which is none beyond 8); none adds no noise.
 
-    epsilon: float | None = Field(default=3.0, gt=0)
+    `honest`: fraction of clients that are taken to be.
+    """
+
+    epsilon: float | None = Field(default=3.0, gt=0, le=8)
     delta: float = Field(default=1e-5, gt=0, lt=1)
     clip: float = Field(default=1.0, gt=0)
     honest: float = Field(default=0.5, gt=0, lt=1)

@@ -83,6 +83,11 @@ class CkksHolder:
     def help_open(self, request: bytes) -> bytes:
         """The sum, rounded."""
         vector = _vector(self._context, request, "the server")
+        if any(one.scale != 2.0**SCALE_BITS or one.size() != 2 for one in vector.ciphertext()):
+            raise ProtocolError(
+                f"{self._name}: the server asks to open a ciphertext of another scale than 2^{SCALE_BITS}.",
+                remedy="It is of another run, or was changed.",
+            )
         values = np.array(vector.decrypt(), dtype=np.float64)
         rounded = np.rint(values)
         fits = np.isfinite(values) & (np.abs(values) < 2.0 ** (BITS + 1))

@@ -201,8 +201,12 @@ class MaskServer:
         """Step 5."""
         self._current().collect_reveal(sender, message)
 
-    def unmask(self, terms_shape: tuple[int, int], num_statistics: int) -> Aggregate:
-        """Step 6. Whether it succeeds or not, the round is over."""
+    def unmask(self, terms_shape: tuple[int, int], num_statistics: int, *, adapts: bool = True) -> Aggregate:
+        """Step 6. Whether it succeeds or not, the round is over.
+
+        `adapts`: later ranges follow the sizes of this sum. Not those of a sum of something else (counts of classes):
+        clients would have to refuse the next range, and every refusal tells a size.
+        """
         record = self._current()
         if record.stage != "reveals":
             raise ProtocolError(f"Nothing can be unmasked at the stage {record.stage!r}.")
@@ -216,7 +220,7 @@ class MaskServer:
             raise
         record.stage = "closed"
         self._finished_round = record.occasion.round_index
-        if not self._words and not self._has_fixed_bounds:
+        if adapts and not self._words and not self._has_fixed_bounds:
             headroom = HEADROOM_BITS if self._settings.width == WIDEST else NARROW_HEADROOM_BITS
             self._bound_bits = next_bound_bits(decoded, self._first_bound_bits(), headroom)
             before = self._range_known or (False,) * len(self._bound_bits)

@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 from bilateral.audit.verdict import OWN, ClaimVerdict
 from bilateral.engine.kind import HETERO
-from bilateral.protections.ladder import LADDER
+from bilateral.protections.ladder import rung_of
 from bilateral.report.run_page.facts import RunFacts
 
 Tone = Literal["held", "admitted", "broken", "open"]
 _FUNCTION_LINES = (1, 15)
 _PLAIN_LINE = 0
 _SINGLE_LINES = (0, 3, 4, 6)
+_CIPHER_LINE = 19
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,10 @@ def _records(asked: _Guarantee) -> Answer:
             "It learns sums over several sites and nothing of one. A sum over few samples says something about them, "
             "and a server that crafts the model for it reads samples out of sums (ledger, lines 12 and 18)."
         )
+        if asked.leaks((_CIPHER_LINE,)):
+            text += " One that asks for another opening reads single uploads (line 19)."
+        if asked.claim("sealed model") is not None:
+            text += " One that sends sites different models reads one site's gradient."
         if asked.claim("differential privacy") is not None:
             text = "It learns sums over several sites and nothing of one; noise bounds what a sum says of anybody."
         return asked.answer(question, claim, "no site's upload: it sees sums", text)
@@ -143,6 +148,11 @@ def _records(asked: _Guarantee) -> Answer:
         return Answer(question, "open", "bounded by noise", "Uploads carry noise, and nothing hides them otherwise.")
     if asked.leaks(_SINGLE_LINES, "server"):
         text = "It sees each site's upload by itself, and images have been read from such uploads. Masks close this."
+        return Answer(question, "admitted", "yes, from single uploads", text)
+    if asked.leaks((_CIPHER_LINE,), "server"):
+        text = (
+            "It reads single uploads out of what it is sent (ledger, line 19), and images have been read from uploads."
+        )
         return Answer(question, "admitted", "yes, from single uploads", text)
     return Answer(question, "open", "nothing is claimed", "This protection says nothing about single uploads.")
 
@@ -161,7 +171,7 @@ def _presence(asked: _Guarantee) -> Answer:
     if asked.claim("published differential privacy") is not None:
         text = "The noise is the paper's; its claim does not hold against a server that knows its own factors (line 4)."
         return Answer(question, "admitted", "yes, for the server", text)
-    text = "No noise was asked for. Whoever has the model, or answers of it, can try. "
+    text = "No noise bounds the whole run. Whoever has the model, or answers of it, can try. "
     if asked.claim("sealed model") is not None:
         text += "Noise does not go with sealed training; with --protection masks, --epsilon 8 bounds it."
     else:
@@ -179,11 +189,15 @@ def _together(settings: Mapping[str, Any], asked: _Guarantee) -> Answer:
         return Answer(
             question, "admitted", "a site, or the server, and a dealer", f"{said[:1].upper()}{said[1:]}.{who}"
         )
+    alone = [leak for leak in asked.leaks((_CIPHER_LINE,)) if "server with" in leak["whom"]]
+    if alone:
+        said = "; ".join(dict.fromkeys(f"{leak['whom']}: {leak['what']}" for leak in alone))
+        return Answer(question, "admitted", "the server and who has the key", f"{said[:1].upper()}{said[1:]}.")
     claim = asked.claim("single uploads")
     if claim is not None:
         text = "Sites that tell the server what they know help it to single uploads; how many may, is below."
         return Answer(question, "admitted", "the server and several sites", text, claim["assumption"])
-    rung = next((one for one in LADDER if one.protection == settings.get("protection")), None)
+    rung = rung_of(settings.get("protection", ""), "none")
     text = "Nothing here rests on parties that keep apart" + (f": {rung.together}." if rung else ".")
     return Answer(question, "admitted", "nobody has to", text)
 

@@ -40,7 +40,7 @@ from bilateral.protocols.share.gates.styles import DEFAULT_STYLE, STYLES, Compar
 AnswersName = Literal["secure", "plain"]
 ONE_MODEL = OtherKind(
     "clients that train one model together",
-    frozenset({"model", "federation", "perturbation", "aggregation", "noise"}),
+    frozenset({"model", "federation", "perturbation", "aggregation", "noise", "evaluation"}),
     "Use `bilateral run`, or `bilateral audit` without --hetero; `bilateral hetero --write-plan FILE` makes a plan for "
     "this.",
 )

@@ -62,11 +62,11 @@ def judged(bare, adversaries=ALONE, **settings):
 def weaken(monkeypatch, change):
     """Every pairwise mask, as a client adds it, becomes `change(mask, lengths of its rows)`."""
 
-    def add(values, seeds, lengths):
-        add_masks(values, seeds[:1], lengths)
+    def add(values, seeds, lengths, width):
+        add_masks(values, seeds[:1], lengths, width)
         for seed, sign in seeds[1:]:
             mask = np.zeros_like(values)
-            add_masks(mask, [(seed, 1)], lengths)
+            add_masks(mask, [(seed, 1)], lengths, width)
             values += sign * change(mask, lengths)
 
     monkeypatch.setattr(mask_client, "add_masks", add)
@@ -176,11 +176,11 @@ def test_streams_of_rounds_that_overlap_are_judged_broken(monkeypatch, bare):
     """Round r has the words of a pair's one stream from the r-th on."""
     asked = same_seeds_in_every_round(monkeypatch)
 
-    def add(values, seeds, lengths):
-        add_masks(values, seeds[:1], lengths)
+    def add(values, seeds, lengths, width):
+        add_masks(values, seeds[:1], lengths, width)
         for seed, sign in seeds[1:]:
             long = np.zeros(len(values) + 64, dtype=np.int64)
-            add_masks(long, [(seed, 1)], [len(long)])
+            add_masks(long, [(seed, 1)], [len(long)], width)
             values += sign * long[asked["round"] :][: len(values)]
 
     monkeypatch.setattr(mask_client, "add_masks", add)
@@ -191,10 +191,10 @@ def test_streams_of_rounds_that_overlap_are_judged_broken(monkeypatch, bare):
 def test_one_mask_for_all_pairs_is_judged_broken(monkeypatch, bare):
     """With four clients the sum of a client's three masks is a small multiple of that one."""
 
-    def add(values, seeds, lengths):
-        add_masks(values, seeds[:1], lengths)
+    def add(values, seeds, lengths, width):
+        add_masks(values, seeds[:1], lengths, width)
         for _, sign in seeds[1:]:
-            add_masks(values, [(bytes(32), sign)], lengths)
+            add_masks(values, [(bytes(32), sign)], lengths, width)
 
     monkeypatch.setattr(mask_client, "add_masks", add)
     verdicts, _ = judged(bare)

@@ -118,7 +118,7 @@ def test_a_protection_that_does_not_hide_uploads_is_judged_broken(tests, setting
 def test_ring_masks_without_their_pairwise_part_are_judged_broken(monkeypatch):
     """A deliberately broken protocol, not figures: self masks alone, whose seeds the server learns."""
     whole = mask_client.add_masks
-    monkeypatch.setattr(mask_client, "add_masks", lambda values, seeds, lengths: whole(values, seeds[:1], lengths))
+    monkeypatch.setattr(mask_client, "add_masks", lambda values, seeds, *form: whole(values, seeds[:1], *form))
     found = played(**{"training.loss": "mse"})
     assert judge(found["single uploads", "curious server", True]).verdict == "broken"
 
