@@ -27,12 +27,17 @@ PAGES = sorted(
     - {*(ROOT / "docs" / "reference").rglob("*.md")}  # written from the code
 )
 EXPLAINED = {
-    "README.md": ("the same as FedAvg with one local step",),
+    "README.md": (
+        "the same as FedAvg with one local step",
+        "**Local training** between two models (FedAvg, FedProx, server optimisers): `--set training.local_epochs=1`",
+    ),
+    "docs/decisions/0041-where-clients-compute.md": ("plain gradients: FedSGD and FedAvg, with or without masks",),
+    "src/bilateral/engine/setup.py": ("micro_batch are for FedSGD and FedAvg, with or without masks",),
     "docs/decisions/0002-one-gradient-per-round.md": ("The papers call it FedAvg",),
     "src/bilateral/protections/fedavg/halves.py": ("which call it FedAvg",),
     "src/bilateral/audit/topics/model/model_inversion.py": ("on what it calls FedAvg",),
 }
-"""Where the word is explained or is a paper's, in these words."""
+"""Where the word is explained, is a paper's or means local steps, in these words."""
 ABOUT_THE_NAME = "docs/decisions/0023-fedsgd-by-name.md"
 ABOUT_LOCAL_STEPS = (
     "docs/decisions/0037-local-steps.md",
@@ -82,6 +87,13 @@ def test_the_report_of_a_run_without_protection_names_it(bilateral):
     assert "What FedSGD + ring masks hides" in outcome.out
 
 
+@pytest.mark.parametrize("words", [("run", *QUICK, "--protection", "fedsgd"), ("ladder",)], ids=lambda words: words[0])
+def test_what_names_the_rungs_of_the_ladder_says_fedsgd(bilateral, words):
+    out = bilateral(*words).out
+    assert "fedsgd" in out
+    assert "fedavg" not in out.lower()
+
+
 def test_the_table_of_compare_compares_with_fedsgd(bilateral):
     outcome = bilateral("compare", *QUICK, "--quiet")
     assert says_fedsgd(outcome.out)
@@ -103,10 +115,21 @@ def test_an_audit_and_its_page_compare_with_fedsgd(bilateral):
     assert "FedAvg" not in Path("out/audit.html").read_text() + Path("out/audit.json").read_text()
 
 
-def test_errors_advise_fedsgd(bilateral):
-    outcome = bilateral("run", *QUICK, "--protection", "perturbation", "--loss", "ce", "--epsilon", 8)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("masks", "--masks", "none"),
+        ("sealed", "--epsilon", 8),
+        ("perturbation", "--loss", "huber"),
+        ("perturbation", "--loss", "ce", "--set", "training.label_smoothing=0.1"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_errors_advise_fedsgd(bilateral, words):
+    outcome = bilateral("run", *QUICK, "--protection", *words)
     assert outcome.code != 0
-    assert "protection = 'fedsgd'" in outcome.err
+    assert "'fedsgd'" in outcome.err
+    assert "fedavg" not in outcome.err.lower()
 
 
 def test_nothing_in_the_source_has_the_old_name_but_two_classes():
