@@ -197,7 +197,9 @@ def _unlike_names(what: str, here: Sequence[str], wanted: Sequence[str]) -> Iter
         yield f"missing {_plural(what, missing)} {', '.join(map(repr, missing[:10]))}"
     if extra := [name for name in here if name not in wanted]:
         yield f"{_plural(what, extra)} {', '.join(map(repr, extra[:10]))} too many"
-    if set(here) == set(wanted):
+    if set(here) == set(wanted) and len(here) != len(wanted):
+        yield f"{len(here)} {_plural(what, here)}, not {len(wanted)}: a name stands there more than once"
+    elif set(here) == set(wanted):
         place = next(number for number, pair in enumerate(zip(here, wanted, strict=False)) if pair[0] != pair[1])
         yield f"{_plural(what, here)} in another order: {here[place]!r} at place {place}, not {wanted[place]!r}"
 
