@@ -56,7 +56,7 @@ def inputs(trained):
     return ServedModel.of_run(trained, ()).examples[:12]
 
 
-def until(check, seconds=300.0):
+def until(check, seconds=900.0):
     deadline = time.monotonic() + seconds
     while not (found := check()):
         assert time.monotonic() < deadline, "it never came"

@@ -111,8 +111,8 @@ class Service:
         return [event for event in self.told if isinstance(event, kind)]
 
 
-def soon(check, seconds=60.0):
-    """Wait for something that another thread is about to do."""
+def soon(check, seconds=900.0):
+    """Wait for something that another thread is about to do. The limit ends a hang, and decides nothing else."""
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline, "it never came"
