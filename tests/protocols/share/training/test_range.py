@@ -23,17 +23,16 @@ from bilateral.protocols.share.circuit.plaintext import PrivateLayer
 from bilateral.protocols.share.gates.truncation import logical_shift
 from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.bounds import LEAST_MARGIN, PRODUCT_BITS, Limits, follow, limits_for
-from bilateral.protocols.share.training.following import COMPARED_BITS, LARGEST_WATCHED
+from bilateral.protocols.share.training.following import COMPARED_BITS
 from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
 from bilateral.protocols.share.training.plain import Plain, plain_step
 from bilateral.protocols.share.training.roles import (
-    NORM_BITS,
     SUM_BITS,
     First,
     FirstModel,
 )
 from bilateral.protocols.share.training.script import run, step
-from bilateral.protocols.share.training.tape import DELTA_BITS
+from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.protocols.share.training.watching import (
     GROUP,
@@ -231,13 +230,13 @@ def outcomes_of(name, loss):
 
 
 def test_outputs_whose_sum_leaves_the_range_of_the_softmax_end_the_step():
-    """Three layers give 1000 and their sum is an output: each is in range, and differences of outputs are not."""
+    """Three layers give 16,000 and their sum is an output: each is in range, differences of outputs are not."""
     circuit = Circuit((1,), (Dense((0,), 2), Dense((0,), 2), Dense((0,), 2), Add((1, 2)), Add((4, 3))))
-    weight, bias = torch.tensor([[1000 << 20], [-1000 << 20]]), torch.zeros(2, dtype=torch.int64)
+    weight, bias = torch.tensor([[16_000 << 20], [-16_000 << 20]]), torch.zeros(2, dtype=torch.int64)
     terms = StepTerms(circuit, "ce", 1, ((True, True),) * 3)
     layers = (PrivateLayer(weight, bias),) * 3
     made = Step(terms, layers, torch.ones(1, 1), torch.tensor([1])).without_limits()
-    most = (2048 << 20) - 1024
+    most = (LARGEST << 20) - 1024
     limits = {"layer 0": most, "layer 1": most, "layer 2": most, "value 5": most, "loss": 1 << 21}
     assert set(limits) <= set(made.limits)
     limits = made.limits | limits
@@ -378,7 +377,7 @@ class Endless(Plain):
     def blind(self, purpose, number, masked, norm):
         found = yield from super().blind(purpose, number, masked, norm)
         size = self.norms[norm.label]
-        self.sizes[norm.label] = (size * 2.0**NORM_BITS) ** 2 * 2.0**norm.shift
+        self.sizes[norm.label] = (size * 2.0**norm.kept_bits) ** 2 * 2.0**norm.shift
         self.expect(torch.tensor(self.sizes[norm.label]), COMPARED_BITS, norm.label)
         self.is_within &= self.limits is None or size <= self.limits.norms[norm.label]
         return found
@@ -392,7 +391,7 @@ class Endless(Plain):
         if of_deltas:
             self.largest_delta = max(self.largest_delta, largest * 2.0**-bits, norm / 2 * 2.0**-bits)
         if self.limits is not None:
-            limit = (self.limits.deltas if of_deltas else LARGEST_WATCHED) * 2.0**bits
+            limit = (self.limits.deltas if of_deltas else self.limits.values) * 2.0**bits
             self.expect(groups.abs().sum(1) + limit, SUM_BITS, f"sums of {label}")
             self.is_within &= largest <= limit and norm < 2 * limit
 
