@@ -32,6 +32,7 @@ from bilateral.protocols.share.training.roles import (
     FirstModel,
 )
 from bilateral.protocols.share.training.script import run, step
+from bilateral.protocols.share.training.sizing import expected_norms
 from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.protocols.share.training.watching import (
@@ -245,6 +246,44 @@ def test_outputs_whose_sum_leaves_the_range_of_the_softmax_end_the_step():
     assert errors_of_both(unwatched) == [None, None]
     with pytest.raises(AssertionError):
         assert_exact(unwatched)
+
+
+def convolved(size):
+    """A step whose first outputs are normal, each about so large, 16 times 256 of each of 8 channels."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 3))
+    with torch.no_grad():
+        model[0].weight.normal_(0, size / 3)
+        model[3].weight.mul_(1 / size)
+    return step_of(model, (1, 16, 16), "ce", 16)
+
+
+def test_numbers_far_below_their_limit_are_not_stopped_for_being_many():
+    """As in LeNet on MNIST, whose outputs of a layer reached 22, and one random sum of 6,272 of them 2,183."""
+    made = convolved(20.0)
+    outputs = made.layers[0].weight.double() * 2.0**-20
+    outputs = nn.functional.conv2d(made.inputs.double(), outputs, padding=1)
+    assert float(outputs.abs().max()) < 0.01 * LARGEST
+    sums = signed_sums(outputs.long(), uniform_words((groups_of(outputs).size,), 1))
+    assert float(sums.abs().max()) > 2048  # by which such a step ended before decision 54
+    assert_exact(made.with_limits_of(made.inputs, CLIENTS))
+
+
+def test_too_little_room_for_sums_is_an_error_before_anything_is_told_and_names_where():
+    made = convolved(60.0)
+    with pytest.raises(NumericalRangeError, match=r"'layer 0' come too near .* room for ones [2-5]\.\d times as large"):
+        made.with_limits_of(made.inputs, CLIENTS)
+
+
+def test_sums_of_like_batches_are_as_large_as_those_of_examples_whatever_the_size_of_the_batch():
+    """A batch of many samples fills its groups no more than so far: what is expected of it does not grow on."""
+    for batch_size in (4, 16, 64):
+        made = step_of(Own(NETWORKS["residual sum"]), SHAPE, "ce", batch_size)
+        expected = expected_norms(made.terms, made.model, made.inputs[:4])
+        role = Plain(made.terms, made.model)
+        run(step(role, *encode_batch(made.terms, made.inputs, made.targets)))
+        for label in ("layer 0", "layer 1"):
+            assert 0.6 < role.group_norms[label] * 2.0**-20 / expected[label] < 1.6
 
 
 def test_limits_of_a_network_of_zeros_are_numbers_that_can_be_compared():
