@@ -141,7 +141,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         fresh_runs=0,
         most_trained_rounds=20,
         canaries=500,
-        prior=PriorEffort(100, starts=4, first_steps=6, latent_steps=24, feature_steps=12, noises=()),
+        prior=PriorEffort(150, starts=4, first_steps=10, latent_steps=30, feature_steps=15, noises=()),
         memorising=_BRIEFLY,
         inverting=InvertingEffort(2, 40, None, False, 500, 300, search_steps=60, search_restarts=4),
         shared=SharedEffort(queries=16, repeats=4, examples=16, trials=20, copies=100),
