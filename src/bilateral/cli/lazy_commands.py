@@ -12,6 +12,8 @@ import typer
 import typer.core
 import typer.main
 
+from bilateral.cli.completion import is_asked, light_command
+
 
 class LazyCommands(typer.core.TyperGroup):
     """A group whose commands are names and a line of help until one of them is run."""
@@ -21,6 +23,8 @@ class LazyCommands(typer.core.TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         if name is None or listed is None or listed.callback is None:
             return name, listed, rest
+        if is_asked():
+            return name, light_command(name, lambda: _loaded(name, listed.callback())), rest
         return name, _loaded(name, listed.callback()), rest
 
 
