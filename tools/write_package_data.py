@@ -31,6 +31,7 @@ from bilateral.protocols.objective import LossName
 from bilateral.protocols.share.gates.styles import StyleName
 from bilateral.protocols.share.serving.terms import Reveal
 from bilateral.report.tracking import TRACKERS
+from bilateral.reproduce.registry import tables
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.rounds.compare import lanes
 
@@ -63,6 +64,7 @@ _ELSEWHERE: Final = {
     ("compare", "--protection"): "lanes",
     ("inspect", "model"): "models",
     ("bench", "name"): "benchmarks",
+    ("reproduce", "table"): "tables",
     ("bench", "--model"): None,
     ("bench", "--data"): None,
     ("serve", "--engine"): "serving-engines",
@@ -139,6 +141,7 @@ def _values() -> dict[str, list[tuple[str, str]]]:
         "lanes": tuple(lanes()),
         "benchmarks": tuple(BENCHMARKS),
         "commands": tuple(PRINTED),
+        "tables": ("all", *tables()),
         **{kind: typing.get_args(literal) for kind, literal in literals.items()},
     }
     return {

@@ -50,8 +50,8 @@ def json_page() -> str:
         "# JSON",
         "",
         "What commands print with `--json`, as [JSON Schema](https://json-schema.org); `bilateral schema COMMAND` "
-        "prints it too. Nothing is printed that is not named here, but rows of `bench`, events of `watch`, and kinds of "
-        "run from other packages.",
+        "prints it too. Nothing is printed that is not named here, but rows of `bench`, events of `watch`, and kinds "
+        "of run from other packages.",
         "",
     ]
     for command in sorted(PRINTED):

@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from tests.cli.conftest import SCHEMAS, validator
 from tests.cli.test_deploy import PLAN
+from tests.reproduce.toy import toy_table
 
 import bilateral as package
 from bilateral.bench import recovery
@@ -18,6 +19,7 @@ from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app
 from bilateral.cli.printed import PRINTED
 from bilateral.engine.flare import admin, submission
+from bilateral.reproduce import registry
 from bilateral.serving.sockets import Reception
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,14 @@ def _bench(bilateral, monkeypatch, trained):
     return bilateral("bench", "recovery", "--quick", "--json", "--quiet")
 
 
+def _reproduce(bilateral, monkeypatch, trained):
+    registry.register(toy_table("log"))
+    try:
+        return bilateral("reproduce", "toy-1", "--output", "tables", "--json", "--quiet")
+    finally:
+        registry.unregister("toy-1")
+
+
 def _predict(bilateral, monkeypatch, trained):
     bilateral("export", trained[0])
     return bilateral("predict", "model.safetensors", "--json")
@@ -119,6 +129,7 @@ CALLS = {
     "serve": _served,
     "ask": _said("ask", "OUT", "--data", "breast-cancer", "--first", 2, "--json", "--quiet"),
     "deal": _deal,
+    "reproduce": _reproduce,
     "bench": _bench,
 }
 
@@ -147,6 +158,9 @@ def _required(command):
 def test_other_answers_of_a_command_are_in_its_schema_too(bilateral, tmp_path):
     assert bilateral("run", *QUICK, "--write-plan", "plan.toml", "--json").json == {"plan": "plan.toml"}
     assert bilateral("audit", *QUICK, "--list", "--json").json["experiments"]
+    assert bilateral("reproduce", "--list", "--json").json["tables"]
+    for stored in ROOT.glob("docs/reproductions/*.json"):
+        validator("reproduce").validate({"tables": [json.loads(stored.read_text(encoding="utf-8"))]})
     assert bilateral("privacy", *QUICK, "--json").json["status"] == "none"
     assert bilateral("leakage-page", STORED, "--output", "page.md", "--json").json["page"] is None
     (tmp_path / "nets.py").write_text(

@@ -25,6 +25,7 @@ from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.accounting import ReportRow
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.report.run_page.questions import Answer
+from bilateral.reproduce.tables import Differs, Finding
 from bilateral.runs.rounds.result import FailedRound
 from bilateral.runs.rounds.seen_by_clients import SeenByClients
 
@@ -537,6 +538,72 @@ class Deal(TypedDict):
     questions_dealt: int
 
 
+class ReproducedRow(TypedDict):
+    """A piece of work that is done."""
+
+    row: str
+    seconds: float
+
+
+class ReproducedCell(TypedDict):
+    """One figure: the paper's and ours."""
+
+    dataset: str
+    model: str
+    method: str
+    setting: str
+    metric: str
+    paper: float | None
+    paper_id: str
+    ours: float | None
+    spread: float | None
+    seeds: int
+    word: str
+
+
+class ReproducedTable(TypedDict):
+    """One table of a paper."""
+
+    table: str
+    paper: str
+    title: str
+    scale: str
+    finished: bool
+    seconds: float
+    rows: list[ReproducedRow]
+    cells: list[ReproducedCell]
+    findings: list[Finding]
+    differs: list[Differs]
+    notes: list[str]
+    missing: list[str]
+
+
+class Reproduce(TypedDict):
+    """`bilateral reproduce`."""
+
+    tables: list[ReproducedTable]
+
+
+class TableName(TypedDict):
+    """One table that can be reproduced."""
+
+    name: str
+    title: str
+    needs: list[str]
+
+
+class TableList(TypedDict):
+    """With `--list`."""
+
+    tables: list[TableName]
+
+
+class PageWritten(TypedDict):
+    """With `--page`."""
+
+    page: str
+
+
 class Bench(TypedDict):
     """`bilateral bench`: what a row has depends on the benchmark."""
 
@@ -566,6 +633,7 @@ PRINTED: Final[dict[str, Any]] = {
     "serve": Serve | Service | PlanWritten,
     "ask": Ask,
     "deal": Deal,
+    "reproduce": Reproduce | TableList | PageWritten,
     "bench": Bench,
 }
 """By command. Several: which one is printed, options decide. Kinds of run from other packages print what they like."""
