@@ -1,5 +1,5 @@
-"""A sealed gradient that is farther than 1e-4 from float64s decided ReLUs or poolings next to zero otherwise, and that is
-all: with its decisions, float64 has the same gradient."""
+"""Where a sealed gradient is more than 1e-4 from float64's, ReLUs or poolings next to zero were decided otherwise, and
+that is all: with its decisions, float64 has the same gradient."""
 
 from __future__ import annotations
 
