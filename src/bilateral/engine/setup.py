@@ -261,19 +261,28 @@ def initial_model(
     plan: RunPlan,
     problem: Problem,
     seed: int | None = None,
-    network: Callable[[tuple[int, ...], int], nn.Module] | None = None,
+    network: Callable[[Any, int], nn.Module] | None = None,
 ) -> nn.Module:
     """The plan's model with the initial weights of its seed, or of another.
 
     `network` builds it if it is no model that the plan names: a module that was given has the weights that it has.
     """
+    model = _built(plan, problem, seed, network)
+    if problem.form is not None:
+        problem.form.attach(model)
+    return model
+
+
+def _built(
+    plan: RunPlan, problem: Problem, seed: int | None, network: Callable[[Any, int], nn.Module] | None
+) -> nn.Module:
     if network is not None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(plan.seed if seed is None else seed)
-            return network(problem.input_shape, problem.num_outputs).to(getattr(torch, plan.training.dtype))
+            return network(problem.shapes, problem.num_outputs).to(getattr(torch, plan.training.dtype))
     return build_model(
         plan.model.name,
-        input_shape=problem.input_shape,
+        input_shape=problem.shapes,
         num_outputs=problem.num_outputs,
         seed=plan.seed if seed is None else seed,
         **plan.model.options,
@@ -307,6 +316,12 @@ def _is_a_module_that_works(model: nn.Module, problem: Problem) -> bool:
 
 def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:
     """The model's scale graph, checked against the problem."""
+    if problem.form is not None:
+        raise ModelError(
+            f"The samples have several inputs, {problem.form}, and what is traced is a model of one.",
+            remedy="Put them into one tensor, of which the model takes its parts (`x[:, :3]`): perturbation takes that, "
+            "sealed training does not.",
+        )
     graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
     _checked(graph, model, problem)
     return graph

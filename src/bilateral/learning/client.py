@@ -256,7 +256,7 @@ def reordered(count: int, number: int) -> Tensor:
 def prepare_targets(split: Split, num_outputs: int, loss: str | Objective) -> Split:
     """Targets in the form that the loss wants: class numbers for `ce`, one-hot or real vectors for `mse`."""
     targets = as_objective(loss).prepared(split.targets, num_outputs, split.inputs.dtype)
-    return Split(split.inputs, targets, split.sites)
+    return Split(split.inputs, targets, split.sites, split.form)
 
 
 def num_participants(num_clients: int, participation: float) -> int:
