@@ -153,7 +153,7 @@ class LazySplit(Split):
         return self.subset(torch.arange(min(count, len(self)))).inputs
 
     @property
-    def form(self) -> InputForm | None:  # type: ignore[override]
+    def form(self) -> InputForm | None:
         return self.samples.form
 
     @property

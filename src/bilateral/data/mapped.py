@@ -198,9 +198,12 @@ def _inputs(value: Any, where: str) -> Tensor | Several:
     """One tensor, or several laid together."""
     if not is_several(value):
         return _input(value, where)
-    named = value.items() if isinstance(value, Mapping) else enumerate(value)
-    found = {name: torch.as_tensor(one)[None] if _is_truth(one) else _input(one, where)[None] for name, one in named}
-    whole = laid_together(found if isinstance(value, Mapping) else tuple(found.values()), where)
+    named = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
+    found: dict[Any, Tensor] = {
+        name: torch.as_tensor(one)[None] if _is_truth(one) else _input(one, where)[None] for name, one in named.items()
+    }
+    parts: tuple[Any, ...] | Mapping[str, Any] = tuple(found.values()) if isinstance(value, tuple) else found
+    whole = laid_together(parts, where)
     return Several(whole.form, whole.rows[0])
 
 

@@ -89,7 +89,7 @@ class InputForm:
 
     def taken_apart(self, rows: Tensor) -> tuple[Tensor, ...]:
         """The parts of these samples, in order."""
-        found = rows.split([part.places for part in self.parts], 1)
+        found = torch.split(rows, [part.places for part in self.parts], 1)
         return tuple(part.taken(places) for part, places in zip(self.parts, found, strict=True))
 
     def attach(self, model: nn.Module) -> None:
@@ -116,12 +116,16 @@ class _TakesApart:
         self._form = form
 
     def __call__(
-        self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+        self,
+        module: nn.Module,  # noqa: ARG002
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         form = self._form
         given = arguments[0] if len(arguments) == 1 and not named else None
-        is_row = isinstance(given, Tensor) and given.dim() == 2 and given.is_floating_point()
-        if not is_row or given.shape[1] != form.width:
+        if not isinstance(given, Tensor) or given.dim() != 2 or not given.is_floating_point():
+            return arguments, named
+        if given.shape[1] != form.width:
             return arguments, named
         parts = form.taken_apart(given)
         if not form.by_name:

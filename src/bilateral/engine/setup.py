@@ -319,8 +319,8 @@ def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact
     if problem.form is not None:
         raise ModelError(
             f"The samples have several inputs, {problem.form}, and what is traced is a model of one.",
-            remedy="Put them into one tensor, of which the model takes its parts (`x[:, :3]`): perturbation takes that, "
-            "sealed training does not.",
+            remedy="Put them into one tensor, of which the model takes its parts (`x[:, :3]`; numbers of tokens with "
+            "`.long().clamp(0, n - 1)`): perturbation takes that, sealed training does not.",
         )
     graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
     _checked(graph, model, problem)

@@ -104,7 +104,7 @@ class LazyShare(Share):
         return self.own.examples(count)
 
     @property
-    def form(self) -> InputForm | None:  # type: ignore[override]
+    def form(self) -> InputForm | None:
         return self.own.form
 
     @property

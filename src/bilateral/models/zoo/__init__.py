@@ -39,7 +39,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def build_model(
-    name: str, *, input_shape: tuple[int, ...] | Shapes, num_outputs: int, seed: int = 0, **options: Any
+    name: str, /, *, input_shape: tuple[int, ...] | Shapes, num_outputs: int, seed: int = 0, **options: Any
 ) -> nn.Module:
     """A new network on the CPU, its initial weights drawn from `seed`.
 
@@ -58,7 +58,7 @@ def build_model(
         return call_builder(name, given, options) if ":" in name else _BUILDERS[name](**given, **options)
 
 
-def outline_model(name: str, *, input_shape: tuple[int, ...], num_outputs: int, **options: Any) -> nn.Module:
+def outline_model(name: str, /, *, input_shape: tuple[int, ...], num_outputs: int, **options: Any) -> nn.Module:
     """A network of the zoo with shapes and no numbers ("meta"): it takes no memory, however large it would be."""
     require(name, str, "outline_model: expected `name` to be")
     builder = _zoo_builder(name)
@@ -115,7 +115,7 @@ def _checked_shapes(name: str, given: tuple[int, ...] | Shapes) -> tuple[int, ..
     if several is not None and ":" not in name:
         raise ModelError(
             f"{name} takes one input, and these data have {len(several)}.",
-            remedy="Name a network of your own that takes them, 'package.module:function', or give one tensor a sample.",
+            remedy="Name a network of your own that takes them, 'package.module:function', or give one tensor.",
         )
     return _checked_shape(given) if several is None else several  # type: ignore[arg-type]
 

@@ -29,7 +29,8 @@ class SiteCard(Message):
 class Briefing(Message):
     """The facts of a term, the same for all sites. Sample counts are 0 where they were not told.
 
-    `inputs`: what they are, in words, where a sample has several (`InputForm`). `term_scales`: how sound noise is divided between the terms (float64; empty without it).
+    `inputs`: what they are, in words, where a sample has several (`InputForm`).
+    `term_scales`: how sound noise is divided between the terms (float64; empty without it).
     """
 
     plan_digest: str
