@@ -78,10 +78,10 @@ def samples(kind: Kind = "table", side: int = 0, num_train: int = 24) -> Dataset
 
 
 def torchvision_network(network: str, num_outputs: int) -> nn.Module:
-    """One of torchvision's, without dropout: it would fall on other elements than the oracle's."""
+    """One of torchvision's, without dropout and stochastic depth: the oracle would draw others."""
     model, _ = torchvision_families.build(torchvision_families.import_models(), network, num_outputs)
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ == "StochasticDepth":
             module.p = 0.0
     return model
 
