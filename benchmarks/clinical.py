@@ -67,9 +67,7 @@ SHOWN: Final = ("auroc", "auprc", "balanced_accuracy", "accuracy", "exact_match"
 def half_size_ham10000(data_dir: Path | None = None) -> Dataset:
     """Pictures of 32x32, each pixel the mean of four: a quarter of the time."""
     whole = load_dataset("ham10000", data_dir)
-    train, test = (
-        Split(F.avg_pool2d(part.inputs, 2), part.targets, part.sites) for part in (whole.train, whole.test)
-    )
+    train, test = (Split(F.avg_pool2d(part.inputs, 2), part.targets, part.sites) for part in (whole.train, whole.test))
     return replace(whole, train=train, test=test)
 
 

@@ -415,6 +415,8 @@ def _to_class_index(targets: Tensor, num_outputs: int) -> str:
     """What makes class indices of such targets; `targets` may have been an array of numpy."""
     if targets.ndim == 2 and num_outputs > 1 and targets.shape[1] == num_outputs:
         return "these look one-hot, so `targets.argmax(1)`"
+    if targets[0].numel() > 1:
+        return 'one number each. For a class at each place (a pixel), say the task is "segmentation"'
     flat = "" if targets.ndim == 1 else ".flatten()"
     return f'`targets.long(){flat}` of a tensor, `targets.astype("int64"){flat}` of a numpy array'
 
