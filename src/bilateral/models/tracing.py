@@ -362,12 +362,8 @@ def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
 
 def _is_marked(node: fx.Node) -> bool:
     """Whether it is a function of somebody's Python code: a trace goes into these, but for those that are marked."""
-    module = str(getattr(node.target, "__module__", "") or "")
-    return isinstance(node.target, FunctionType) and module.split(".", maxsplit=1)[0] not in (
-        "torch",
-        "_operator",
-        "bilateral",
-    )
+    package = str(getattr(node.target, "__module__", "") or "").split(".", maxsplit=1)[0]
+    return isinstance(node.target, FunctionType) and package not in ("torch", "_operator", "bilateral")
 
 
 def _held(arguments: Any) -> list[Any]:
