@@ -82,7 +82,7 @@ def torchvision_network(network: str, num_outputs: int) -> nn.Module:
     model, _ = torchvision_families.build(torchvision_families.import_models(), network, num_outputs)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ == "StochasticDepth":
-            module.p = 0.0
+            module.p = 0.0  # type: ignore[assignment]
     return model
 
 
