@@ -12,8 +12,10 @@ from bilateral.cli.console import ProgressBar, interruptible, out, print_json
 from bilateral.cli.options import DataDir, Json, Quiet, check_writable
 from bilateral.errors import PlanError
 from bilateral.report.reproduced_files import write_outcome
-from bilateral.report.reproduced_page import page_of_folder
+from bilateral.report.reproduced_page import page_of_folder, stored_tables
+from bilateral.report.reproduced_summary import BEGIN, END, with_summary
 from bilateral.report.reproduced_table import as_text, in_words
+from bilateral.reproduce.papers.summary import NAME
 from bilateral.reproduce.registry import table_named, tables
 from bilateral.reproduce.runner import estimate, reproduce
 from bilateral.reproduce.tables import Scale
@@ -39,6 +41,10 @@ def reproduce_command(
             help="Write the page of the tables in --output to this file, and do nothing else.", show_default=False
         ),
     ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(help="Write the table of all systems into this page, such as README.md.", show_default=False),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -59,9 +65,14 @@ def reproduce_command(
       bilateral reproduce p4-1 --full --data-dir DIR
 
       bilateral reproduce --output docs/reproductions --page docs/reproductions.md
+
+      bilateral reproduce --output docs/reproductions --summary README.md
     """
     if list_tables:
         _list(json=json)
+        return
+    if summary is not None:
+        _write_summary(summary, output)
         return
     if page is not None:
         if table is not None:
@@ -112,3 +123,14 @@ def _list(*, json: bool) -> None:
     for one in tables().values():
         needs = f"  [{', '.join(one.needs)}]" if one.needs else ""
         out.print(f"{one.name:12} {one.title}{needs}", markup=False)
+
+
+def _write_summary(page: Path, folder: Path) -> None:
+    """In the place of the one that the page has."""
+    text = page.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise PlanError(f"{page} has no place for the table of systems.", remedy=f"Add the lines {BEGIN} and {END}.")
+    found = [one for one in stored_tables(folder) if one["table"] == NAME]
+    if not found:
+        raise PlanError(f"{folder} has no table `{NAME}`.", remedy=f"`bilateral reproduce {NAME} --output {folder}`.")
+    page.write_text(with_summary(text, found[0]), encoding="utf-8")
