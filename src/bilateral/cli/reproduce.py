@@ -79,6 +79,8 @@ def reproduce_command(
             raise PlanError("--page writes the page of all tables in --output.", remedy="Name no table with it.")
         check_writable(page)
         page.write_text(page_of_folder(output), encoding="utf-8")
+        if json:
+            print_json({"page": str(page)})
         return
     if quick and full:
         raise PlanError("Expected --quick or --full, got both.", remedy="Choose one.")
