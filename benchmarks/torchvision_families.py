@@ -108,7 +108,7 @@ def measure(name: str, model: nn.Module, side: int, norm_inputs: NormInputs = "e
     expected = graph.flatten(dict(zip(named, found, strict=True)), torch.float64)
     settings = PerturbationSettings("ce", norm_inputs=norm_inputs)
     draws = SeededRandomness(0, "torchvision")
-    server = PerturbServer(model, graph, settings, shape, draws)
+    server = PerturbServer(model, graph, settings, draws)
     message = server.start_round(0)
     client = PerturbClient("client", model, graph, settings, draws)
     torch.manual_seed(1)

@@ -137,7 +137,7 @@ def step_cost(repeats: int) -> dict[str, Any]:
     inputs, targets = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
     settings = PerturbationSettings("ce")
     plain = copy.deepcopy(model).train()
-    server = PerturbServer(model, graph, settings, (3, 32, 32), SeededRandomness(0))
+    server = PerturbServer(model, graph, settings, SeededRandomness(0))
     client = PerturbClient("a", model, graph, settings, SeededRandomness(1))
     message = server.start_round(0)
 
@@ -163,7 +163,7 @@ def recovery_error(model: nn.Module, graph: ScaleGraph, inputs: Tensor, targets:
     """Largest difference to plain autograd over the largest entry, in float64."""
     wide, settings = copy.deepcopy(model).double().train(), PerturbationSettings("ce")
     x = inputs.double() if inputs.is_floating_point() else inputs
-    server = PerturbServer(wide, graph, settings, tuple(x.shape[1:]), SeededRandomness(2))
+    server = PerturbServer(wide, graph, settings, SeededRandomness(2))
     client = PerturbClient("a", wide, graph, settings, SeededRandomness(3))
     upload: Any = client.train(server.start_round(0), x, targets, len(x))
     got = server.recover(aggregate({"a": upload}, 0)).gradient

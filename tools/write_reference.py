@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
 import textwrap
 import types
@@ -21,6 +22,7 @@ import bilateral
 from bilateral import errors
 from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app
+from bilateral.cli.printed import PRINTED, schema_of
 from bilateral.engine.plan import RunPlan
 from bilateral.protections.registry import own_sections
 from bilateral.runs.hetero.plan import HeteroPlan
@@ -29,16 +31,43 @@ from bilateral.runs.hetero.plan import HeteroPlan
 def write_reference(folder: Path) -> None:
     """All pages; those that are the same are not touched, so that a build has nothing to do again."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"commands": commands(), "settings": settings(), "api": api(), "errors": error_catalogue()}
+    pages = {
+        "commands": commands(),
+        "settings": settings(),
+        "api": api(),
+        "errors": error_catalogue(),
+        "json": json_page(),
+    }
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
 
+def json_page() -> str:
+    """The schema of what each command prints."""
+    lines = [
+        "# JSON",
+        "",
+        "What commands print with `--json`, as [JSON Schema](https://json-schema.org); `bilateral schema COMMAND` "
+        "prints it too. Nothing is printed that is not named here, but rows of `bench`, events of `watch`, and kinds "
+        "of run from other packages.",
+        "",
+    ]
+    for command in sorted(PRINTED):
+        shown = json.dumps(schema_of(command), indent=1)
+        lines += [f"## bilateral {command}", "", "```json", shown, "```", ""]
+    return "\n".join(lines)
+
+
 def commands() -> str:
     """Every command with its arguments, options and examples, as `--help` has them."""
-    lines = ["# Commands", "", "Every command has `--help` with examples, and most have `--json`.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "Every command has `--help` with examples and `--json` (but `schema`, which prints nothing else).",
+        "",
+    ]
     for name, command in _leaves(imported(app), "bilateral"):
         lines += [f"## {name}", ""]
         text = inspect.cleandoc(command.help or "")

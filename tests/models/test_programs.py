@@ -74,7 +74,7 @@ def plain(model, graph, inputs, targets, loss):
 
 
 def recovered(model, graph, settings, made, inputs, targets):
-    server = PerturbServer(model, graph, settings, made.input_shape, SeededRandomness(made.seed, "server"))
+    server = PerturbServer(model, graph, settings, SeededRandomness(made.seed, "server"))
     client = PerturbClient("client", model, graph, settings, SeededRandomness(made.seed, "client"))
     sent = client.train(server.start_round(0), inputs, targets, BATCH)
     if isinstance(sent, SoftmaxQuery):

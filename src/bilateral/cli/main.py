@@ -19,7 +19,6 @@ app = typer.Typer(
     cls=LazyCommands,
     help="Federated deep learning: the server sees only sums, and clients train a model that they do not have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -42,6 +41,7 @@ _COMMANDS = {
     "doctor": "Look at this machine: versions, processor, kernels, memory, data, NVIDIA FLARE, space; and say what to "
     "do.",
     "compare": "FedSGD and the protections side by side, on the same batches.",
+    "reproduce": "Redo a table of the papers: their figures and ours side by side, and what agrees.",
     "inspect": "Which protections take a model, and what perturbation hides of it, parameter by parameter.",
     "privacy": "Print what a plan spends, or solve for the noise that meets a budget. Nothing is trained.",
     "export": "Write a run's model for inference: exact predictions, scaled and permuted parameters.",
@@ -51,6 +51,7 @@ _COMMANDS = {
     "of the model else.",
     "deal": "Deal for the clients of a `bilateral serve`, as a third party: it sees no model, no question and no "
     "answer.",
+    "schema": "Print the JSON Schema of what a command prints with `--json`.",
     "bench": "Measure this installation; both sides of a ratio are measured alternately in one process (or one "
     "FLARE job).",
 }

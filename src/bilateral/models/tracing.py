@@ -285,7 +285,8 @@ class _Walker:
             last = self._named(result) if isinstance(result, fx.Node) else f"a {type(result).__name__}"
             raise ModelError(
                 f"The model's output is not the output of an nn.Linear module, but of {last}.",
-                remedy="End the model with nn.Linear and leave softmax or sigmoid to the loss.",
+                remedy="End the model with nn.Linear and leave softmax or sigmoid to the loss; wrap a lone layer in "
+                "nn.Sequential.",
             )
         head_input, weight = self._linear_calls[result]
         site = Site(f"The head (Linear `{weight.name}`)", self._values[result].meta)

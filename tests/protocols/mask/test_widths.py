@@ -20,6 +20,7 @@ from tests.protocols.mask.harness import (
     BEFORE_SHARES,
     BEFORE_SIGNATURE,
     BEFORE_UPLOAD,
+    MODEL,
     NAMES,
     Group,
     sent,
@@ -279,7 +280,7 @@ def test_masks_in_a_narrow_ring_take_the_bytes_that_are_promised():
     opening = sent(group.server.open_round(1, FOUR, 3))
     group.share(opening, FOUR)
     group.route()
-    answer = group.clients["anna"].mask(upload_of(1, 3, parameters=1000))
+    answer = group.clients["anna"].mask(upload_of(1, 3, parameters=1000), context=MODEL)
     assert answer.values.numel() * 4 == 5 * 2003 + 1 + 8  # two terms and three statistics, up to a word, the weight
 
 
@@ -306,7 +307,7 @@ def test_a_refusal_says_what_it_said_in_a_wide_ring():
     opening = sent(group.server.open_round(1, FOUR, 3))
     group.share(opening, FOUR)
     group.route()
-    answer = group.clients["anna"].mask(upload_of(1, 0, size=2.0**30))
+    answer = group.clients["anna"].mask(upload_of(1, 0, size=2.0**30), context=MODEL)
     assert isinstance(answer, RangeRefusal)
     assert len(answer.rows) == 3
 
@@ -405,7 +406,12 @@ def attempt_at(width):
     group.share(opening, FOUR)
     group.route()
     uploads = uploads_for(FOUR, 1)
-    return group, uploads, {name: sent(group.clients[name].mask(uploads[name])) for name in FOUR}, opening
+    return (
+        group,
+        uploads,
+        {name: sent(group.clients[name].mask(uploads[name], context=MODEL)) for name in FOUR},
+        opening,
+    )
 
 
 @pytest.mark.parametrize("width", NARROW)
@@ -444,12 +450,12 @@ def test_padding_is_looked_at_too_where_the_length_is_known_only_in_the_end(widt
     opening = sent(group.server.open_round(1, FOUR, 3))
     group.share(opening, FOUR)
     group.route()
-    masked = {name: sent(group.clients[name].mask(upload_of(1, 0))) for name in FOUR}
+    masked = {name: sent(group.clients[name].mask(upload_of(1, 0), context=MODEL)) for name in FOUR}
     odd = replace(masked["dora"], values=masked["dora"].values[1:])
     for name, message in {**masked, "dora": odd}.items():
         group.server.collect_upload(name, message)
     with pytest.raises(ProtocolError, match="MaskedUpload from dora: expected"):
-        group.server.close_uploads()
+        group.server.close_uploads(context=MODEL)
 
 
 @pytest.mark.parametrize("settings_of", [{"width": 33}, {"width": "narrow"}, {"width": True}, {"resolution": 0.0}])
