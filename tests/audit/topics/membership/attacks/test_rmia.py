@@ -84,6 +84,13 @@ def test_the_share_below_counts_what_is_exceeded_by_gamma():
     assert ((found * 4).floor() / 4).tolist() == [0.0, 0.5, 1.0]
 
 
+def test_what_exceeds_the_whole_population_keeps_its_order():
+    ours = torch.tensor([20.0, 300.0, 301.0, 5000.0])
+    found = share_below(ours, torch.zeros(10))
+    assert torch.equal(found.argsort(), torch.arange(4))
+    assert len(set(found.tolist())) == 4
+
+
 def test_an_upload_is_asked_for_the_samples_behind_it_and_not_for_others():
     generator = torch.Generator().manual_seed(0)
     gradients, own = (torch.randn(n, 300, generator=generator) for n in (40, 200))

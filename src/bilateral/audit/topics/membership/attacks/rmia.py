@@ -15,6 +15,8 @@ LiRA offline measures the same growth in standard deviations, which few shadows 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,8 @@ def log_ratio(observed: Tensor, outside: Tensor, *, are_classes: bool) -> Tensor
 
 def share_below(ours: Tensor, theirs: Tensor, gamma: float = GAMMA) -> Tensor:
     """Of the population's log ratios the share that ours exceeds by log gamma; ties in the order of ours."""
-    moved = (ours - torch.log(torch.tensor(gamma, dtype=ours.dtype))).contiguous()
-    share = torch.searchsorted(theirs.sort().values, moved, right=True).to(ours.dtype) / len(theirs)
-    # Between two steps of the share, and never across one.
-    return share + torch.sigmoid(ours) * 0.5 / len(theirs)
+    ours, theirs = ours.double(), theirs.double()
+    moved = (ours - math.log(gamma)).contiguous()
+    share = torch.searchsorted(theirs.sort().values, moved, right=True).double() / len(theirs)
+    # Between two steps of the share, and never across one; it may not saturate, for the top is what counts.
+    return share + (1 + ours / (1 + ours.abs())) * 0.25 / len(theirs)
