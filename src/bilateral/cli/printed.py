@@ -600,7 +600,7 @@ class TableList(TypedDict):
 
 
 class PageWritten(TypedDict):
-    """With `--page`."""
+    """With `--page` or `--summary`."""
 
     page: str
 

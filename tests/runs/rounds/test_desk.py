@@ -50,6 +50,7 @@ def briefing(chosen=CHOSEN, **changes):
         view.problem.class_names,
         view.problem.columns,
         view.problem.input_dtype,
+        view.problem.schema.inputs,
         torch.zeros(0, dtype=torch.float64),
     )
     return replace(facts, **changes)
