@@ -440,6 +440,7 @@ class ComparedLane(TypedDict):
     metrics: Metrics
     weights_relative_difference: float
     seconds_ratio: float
+    curve: list[tuple[int, float]]
     local_work: str
     megabytes: float
     rounds_to_fedsgd: int | None

@@ -179,7 +179,10 @@ def checked_reveal(reveal: str) -> Reveal:
         if reveal == known:
             found: Reveal = known
             return found
-    raise PlanError(f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.")
+    raise PlanError(
+        f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.",
+        remedy="`class` tells least.",
+    )
 
 
 @contextmanager

@@ -109,15 +109,26 @@ def _split_of(given: Any, task: Task, what: str) -> Split:
     if is_mapped(given):
         return LazySplit(MappedSamples(given, task, what))
     if isinstance(given, Split):
-        return given
+        return _paired(given, what)
     if isinstance(given, tuple | list) and len(given) == 2:
-        return Split(*given)
+        return _paired(Split(*given), what)
     raise DataError(
         f"Expected {what} to be a map-style torch Dataset, a bilateral.Dataset, a Split or (inputs, targets), got "
         f"{described(given)}.",
         remedy="A torch Dataset has `__len__` and `__getitem__`, and `dataset[0]` is (input, target). Give the "
         "dataset, not a DataLoader: batches are the plan's.",
     )
+
+
+def _paired(split: Split, what: str) -> Split:
+    """Before a part of it is held out: what is beyond the shorter of the two has no pair."""
+    inputs, targets = split.inputs, split.targets
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor) and len(inputs) != len(targets):
+        raise DataError(
+            f"Expected a target for each of the {len(inputs)} inputs of {what}, got {len(targets)}.",
+            remedy="Give both for the same samples, in the same order.",
+        )
+    return split
 
 
 def _held_out(split: Split, name: str, plan: RunPlan) -> tuple[Split, Split]:
