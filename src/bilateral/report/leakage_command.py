@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from bilateral.audit.auditor import AuditResult
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.share.gates.styles import DEFAULT_STYLE
-from bilateral.report.audit_html import flat
+from bilateral.report.frame import flat
 from bilateral.runs.hetero.plan import HeteroPlan
 
 

@@ -1,11 +1,10 @@
-"""What a run hides from whom, if what is so; what it admits; what is hidden of the model; what is spent."""
+"""What is hidden of the model, and what noise bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bilateral.audit.ledger import LEDGER
 from bilateral.errors import BilateralError
 from bilateral.protocols.noise.accounting import spent
 from bilateral.report.html import Html, el, joined, table
@@ -14,27 +13,6 @@ from bilateral.report.run_page.facts import RunFacts
 
 _MOST_ROWS: Final = 40
 _POINTS: Final = 8
-
-
-def guarantee(facts: RunFacts) -> Html:
-    """Claims and admitted leaks, in the guarantee's own words, with what closes a leak."""
-    claims = [
-        (claim["whom"], joined((claim["what"], el("span", f"if {claim['assumption']}", class_="what"))))
-        for claim in facts.guarantee.get("claims", ())
-    ]
-    leaks = [
-        (leak["whom"], joined((leak["what"], el("span", _remedy(leak["ledger_line"]), class_="what"))))
-        for leak in facts.guarantee.get("leaks", ())
-    ]
-    nothing = el("p", "This run claims to hide nothing.", class_="note")
-    hidden = table(("hidden from", "what"), claims, caption="What this run claims") if claims else nothing
-    admitted = table(("open to", "what"), leaks, caption="What it does not hide, and says so") if leaks else Html()
-    return joined((hidden, admitted))
-
-
-def _remedy(line: int) -> str:
-    closed = f"; what closes it: {LEDGER[line].closed_by}" if line in LEDGER else ""
-    return f"line {line} of the leakage ledger{closed}"
 
 
 def hidden_of_the_model(facts: RunFacts) -> Html:
