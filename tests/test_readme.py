@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,6 @@ import pytest
 from tests.runs.rounds.harness import conduct, weights_in
 
 import bilateral
-from bilateral.cli.lazy_commands import imported
-from bilateral.cli.main import app, main
 from bilateral.engine.plan import load_plan
 
 ROOT = Path(__file__).parents[1]

@@ -45,7 +45,7 @@ def page(title: str, in_short: Child, found: Sequence[Answer], sections: Iterabl
     to_settings = el("a", "settings", href=f"#{anchor(SETTINGS)}")
     top = el("header", el("p", made, " · ", to_settings, class_="meta"), el("h1", title), in_short)
     skip = el("a", "To the answers", href="#answers", class_="skip")
-    cards = el("div", [_card(one) for one in found], class_="grid")
+    cards = el("div", [_card(one) for one in found], class_="grid answers")
     body = [
         el("section", el("h2", name, id=anchor(name)), content, aria_labelledby=anchor(name))
         for name, content in (("What you came to know", cards), *sections)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from bilateral.engine.kind import SERVING
 from bilateral.report.audit_words import CAVEAT, leaks, own_claims, tally
 from bilateral.report.findings import claim_block
 from bilateral.report.html import Html, el, joined
 from bilateral.report.run_page.facts import RunFacts
 
 
+def can_be_audited(facts: RunFacts) -> bool:
+    """Whether there are attacks on runs of this kind."""
+    return facts.kind != SERVING
+
+
 def attacks(facts: RunFacts) -> Html:
     """The audit's findings, claim by claim; or how to have one."""
+    if facts.audit is None and not can_be_audited(facts):
+        return el("p", "No attack on a service is among those of ", el("code", "bilateral audit"), ".")
     if facts.audit is None:
         command = el("code", f"bilateral audit {facts.directory / 'plan.toml'}")
         how = (

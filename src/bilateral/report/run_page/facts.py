@@ -150,7 +150,7 @@ def _steps(story: Sequence[Told]) -> Iterator[Step]:
             case RoundDone() as done:
                 yield Step(done.round, done.seconds, tuple(done.contributors), done.megabytes_up, done.megabytes_down)
             case StageDone() as part:
-                yield Step(part.round, part.seconds, tuple(part.sites), 0.0, 0.0)
+                yield Step(part.round, part.seconds, tuple(part.sites), part.megabytes, 0.0)
 
 
 def _marks(story: Sequence[Told]) -> Iterator[Mark]:

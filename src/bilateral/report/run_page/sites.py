@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from bilateral.engine.kind import ROUNDS
 from bilateral.report.frame import folded
 from bilateral.report.html import Html, el, joined, table
 from bilateral.report.run_page.charts import timeline
@@ -24,10 +25,11 @@ def sites(facts: RunFacts) -> Html:
     across = [(mark.number, mark.what) for mark in facts.marks if not mark.site]
     marks = [(mark.site, mark.number, mark.what) for mark in facts.marks if mark.site]
     last = max([facts.status.num_rounds, *(step.number for step in facts.steps), 1])
+    there = "in the round's sum" if facts.kind == ROUNDS else "at work"
     title = f"Which site was in which {facts.status.unit}" + (
         f" (the first {len(shown)} sites)" if shown != sites else ""
     )
-    picture = el("div", timeline(title, shown, last, present, marks, across), class_="card")
+    picture = el("div", timeline(title, shown, last, present, marks, across, there), class_="card")
     rows = [(f"{mark.number:,}", mark.site or "the run", mark.what, mark.reason) for mark in facts.marks[-MOST_MARKS:]]
     counts = [
         (site.name, f"{site.num_rounds:,}", f"{site.num_misses:,}", f"{site.num_refused:,}", site.state.value)

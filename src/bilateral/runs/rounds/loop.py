@@ -37,6 +37,7 @@ from bilateral.learning.evaluation import Measured, Predict, measure
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, predict_with, relative_difference
 from bilateral.models.coverage import Coverage, coverage
+from bilateral.models.drawing import drawn_layers
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
@@ -349,6 +350,7 @@ class RoundLoop:
             per_class=measured.per_class(self.class_names),
             per_site=measured.per_site() if self.plan.evaluation.metrics else {},
             warnings=tuple(self._warnings(measured)),
+            network=drawn_layers(main.model),
             coverage=self._coverage(),
         )
 
