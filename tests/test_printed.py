@@ -52,7 +52,19 @@ def shortened(words: list[str]) -> list[str]:
                 kept += ["--rounds", "2"]
             return [*kept, "--quiet"]
         case "hetero" if "--write-plan" not in words:
-            return [*words, "--quiet", "--clients", "2", "--queries", "4", "--set", "training.epochs=1"]
+            small = [
+                "--clients",
+                "3",
+                "--queries",
+                "4",
+                "--samples",
+                "12",
+                "--models",
+                "mlp-3",
+                "--set",
+                "training.epochs=1",
+            ]
+            return [*words, *small, "--quiet"]
         case "audit" if "--list" not in words and "--show" not in words:
             only = [] if "--only" in words else ["--only", "presence"]
             effort = [] if "--effort" in words else ["--effort", "smoke"]

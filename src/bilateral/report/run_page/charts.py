@@ -152,7 +152,8 @@ _SHAPES: Final = {"missed": "M0,-6 6,5 -6,5Z", "refused": "M-5,-5 5,5M5,-5 -5,5"
 
 
 def timeline(title: str, sites: Sequence[str], last: int, present: Mapping[str, Sequence[int]],
-             marks: Sequence[tuple[str, int, str]], across: Sequence[tuple[int, str]], there: str = "in the round's sum") -> Html:  # fmt: skip
+             marks: Sequence[tuple[str, int, str]], across: Sequence[tuple[int, str]],
+             there: str = "in the round's sum") -> Html:  # fmt: skip
     """A row a site: a line where it took part, a mark where it was missed, refused or came back.
 
     `across`: (round, word) of what happened to the run as a whole.
