@@ -1,7 +1,7 @@
 """Every command and every snippet of the pages is run, in the order in which it is printed, as a reader would.
 
-One scratch directory a page and one process for all; runs are cut to their first rounds and audits to a quick experiment on
-a small plan (`shortened`), which is all that differs from what is printed.
+One scratch directory a page and one process for all; runs are cut to their first rounds and audits to a quick experiment
+on a small plan (`shortened`), which is all that differs from what is printed.
 """
 
 from __future__ import annotations

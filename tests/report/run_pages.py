@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from bilateral.audit.auditor import stored_result
 from bilateral.engine.plan import RunPlan
@@ -41,6 +40,8 @@ RUNS = {
     },
 }
 
+_FOLDERS = ExitStack()
+
 
 HETERO = {
     "clients.number": 3,
@@ -55,10 +56,8 @@ _AUDITS = Path(__file__).resolve().parents[2] / "docs" / "audits"
 
 @cache
 def folder() -> Path:
-    """For all pages of this process; gone when it ends."""
-    path = Path(mkdtemp(prefix="bilateral-pages-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
+    """For all pages of this process."""
+    return Path(_FOLDERS.enter_context(TemporaryDirectory(prefix="bilateral-pages-")))
 
 
 @cache
@@ -94,3 +93,11 @@ def _service() -> Path:
     (folder() / "serving").mkdir()
     ended = ServingResult(plan, guarantee, {"ward-3": 41, "ward-7": 7}, False, 12.5, folder() / "serving")
     return write_service_page(folder() / "serving", ended)
+
+
+def let_go() -> None:
+    """Nothing of the runs is left; who asks again has them run again."""
+    _FOLDERS.close()
+    folder.cache_clear()
+    directory_of.cache_clear()
+    page_of.cache_clear()

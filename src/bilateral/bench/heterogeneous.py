@@ -108,13 +108,18 @@ def measure_heterogeneous(quick: bool, progress: Progress, chosen: HeteroTable |
     told: set[str] = set()
     for number, plan in enumerate(plans):
         tell = partial(_tell, progress, number, len(plans), chosen.table)
-        result = _case(plan, _stand_alone(plan, chosen, tell), chosen, tell)
+        result = rows_of_case(plan, chosen, tell)
         if plan.training_digest() not in told:
             told.add(plan.training_digest())
             rows += [_as_stand_alone(row) for row in result]
         rows += [_with_gain(row) for row in result]
     progress(len(plans), len(plans), "done")
     return rows
+
+
+def rows_of_case(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]) -> list[dict[str, Any]]:
+    """The rows of one plan, from models that trained alone, which plans share; what is there is not redone."""
+    return _case(plan, _stand_alone(plan, chosen, tell), chosen, tell)
 
 
 def _tell(progress: Progress, done: int, total: int, table: str, at: HeteroProgress) -> None:

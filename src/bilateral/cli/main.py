@@ -42,6 +42,7 @@ _COMMANDS = {
     "doctor": "Look at this machine: versions, processor, kernels, memory, data, NVIDIA FLARE, space; and say what to "
     "do.",
     "compare": "FedSGD and the protections side by side, on the same batches.",
+    "reproduce": "Redo a table of the papers: their figures and ours side by side, and what agrees.",
     "inspect": "Which protections take a model, and what perturbation hides of it, parameter by parameter.",
     "privacy": "Print what a plan spends, or solve for the noise that meets a budget. Nothing is trained.",
     "export": "Write a run's model for inference: exact predictions, scaled and permuted parameters.",
