@@ -26,7 +26,8 @@ _SAID: Final = re.compile(r"<!-- (long|parsed|elsewhere)(?:, `([^`]+)`)?: (.+?) 
 _SHELL: Final = ("", "bash", "sh")
 _ALONE: Final = ("python", "toml", "text")
 _PROGRAMS: Final = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:bilateral|make|pip|python3?|cd|rm|git|echo|[A-Z]+/bin/\S+|\.?\S*/bin/\S+|\S+\.sh) ?"
+    r"(?:[A-Z_]+=\S+ )*"
+    r"(?:bilateral|make|pip|python3?|cd|rm|git|echo|cp|mkdir|docker|[A-Z]+/bin/\S+|\.?\S*/bin/\S+|\S+\.sh) ?"
 )
 
 

@@ -44,6 +44,7 @@ axe.run(document, {resultTypes: ['violations']}).then(found => {
       {id: v.id, impact: v.impact, nodes: v.nodes.map(n => n.html.slice(0, 200))})),
     passes: found.passes.length,
     figures: document.querySelectorAll('figure svg[role=img], figure .bars').length,
+    pictures: [...document.images].filter(i => i.naturalWidth > 20).length,
     empty: [...document.querySelectorAll('figure svg[role=img]')].filter(
       s => shown(s) && s.getBoundingClientRect().height < 20).length,
     wide: wide, width: document.documentElement.clientWidth, text: document.body.innerText.length,
