@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch.nn.functional as F
+from bilateral import Dataset, Split, load_dataset
 from bilateral.engine.plan import RunPlan, parse_plan
 from bilateral.runs.rounds.in_process import run
 
@@ -30,18 +33,19 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "evaluation": {**EVALUATION, "patience_rounds": 60},
     },
     "ham10000": {
+        "data": {"name": "benchmarks.clinical:half_size_ham10000"},
         "model": {"name": "lenet"},
         "federation": {"partition": "site"},
         "training": {
-            "rounds": 50,
-            "learning_rate": 0.05,
-            "momentum": 0.0,
+            "rounds": 40,
+            "learning_rate": 0.01,
+            "momentum": 0.9,
             "schedule": "constant",
-            "local_steps": 8,
-            "evaluate_every": 4,
+            "local_epochs": 1,
+            "evaluate_every": 2,
             "augment": True,
         },
-        "evaluation": {**EVALUATION, "monitor": "auroc", "patience_rounds": 20},
+        "evaluation": {**EVALUATION, "monitor": "auroc", "patience_rounds": 16},
     },
     "digit-pairs": {
         "model": {"name": "lenet"},
@@ -60,9 +64,16 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 SHOWN: Final = ("auroc", "auprc", "balanced_accuracy", "accuracy", "exact_match", "f1", "sensitivity", "ece")
 
 
+def half_size_ham10000(data_dir: Path | None = None) -> Dataset:
+    """Pictures of 32x32, each pixel the mean of four: a quarter of the time."""
+    whole = load_dataset("ham10000", data_dir)
+    train, test = (Split(F.avg_pool2d(part.inputs, 2), part.targets, part.sites) for part in (whole.train, whole.test))
+    return replace(whole, train=train, test=test)
+
+
 def plan_for(case: str, seed: int, weights: Any, rounds: int | None) -> RunPlan:
     """One run of a case."""
-    values = {"seed": seed, "protection": "masks", "data": {"name": case}, **CASES[case]}
+    values: dict[str, Any] = {"seed": seed, "protection": "masks", "data": {"name": case}, **CASES[case]}
     values["training"] = {**values["training"], "class_weights": weights}
     if rounds is not None:
         values["training"]["rounds"] = rounds

@@ -24,7 +24,15 @@ def toy(tmp_path):
 
 
 def call(**options):
-    given = {"table": None, "list_tables": False, "quick": False, "full": False, "page": None, "data_dir": None}
+    given = {
+        "table": None,
+        "list_tables": False,
+        "quick": False,
+        "full": False,
+        "page": None,
+        "summary": None,
+        "data_dir": None,
+    }
     command.reproduce_command(**{**given, "json": False, "quiet": True, **options})
 
 

@@ -15,6 +15,7 @@ and cases.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,7 +130,7 @@ def _tell(progress: Progress, done: int, total: int, table: str, at: HeteroProgr
 def _stand_alone(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]) -> Path:
     """The directory of the models that trained alone; trained now, if they are not there."""
     path = chosen.output / f"alone-{plan.data.name}-{plan.training_digest()}"
-    resume = RunDirectory(path).checkpoint.exists()
+    resume = _goes_on(path)
     run_hetero(
         RunDirectory.open(path, load_hetero_plan)[1] if resume else plan,
         output=path,
@@ -141,6 +142,15 @@ def _stand_alone(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroPr
     return path
 
 
+def _goes_on(path: Path) -> bool:
+    """Whether there is something to go on with. What a kill left before the first checkpoint is nothing, and goes."""
+    if RunDirectory(path).checkpoint.exists():
+        return True
+    if path.exists():
+        shutil.rmtree(path)
+    return False
+
+
 def _case(
     plan: HeteroPlan, alone: Path, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]
 ) -> list[dict[str, Any]]:
@@ -148,7 +158,7 @@ def _case(
     path = chosen.output / f"case-{plan.data.name}-{plan.digest()}"
     result_file = path / "result.json"
     if not result_file.exists():
-        resume = RunDirectory(path).checkpoint.exists()
+        resume = _goes_on(path)
         run_hetero(
             plan,
             output=path,

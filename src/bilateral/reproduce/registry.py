@@ -7,11 +7,11 @@ import re
 from typing import Final
 
 from bilateral.errors import PlanError
-from bilateral.reproduce.papers import p0, p1, p2, p3, p4
+from bilateral.reproduce.papers import p0, p1, p2, p3, p4, summary
 from bilateral.reproduce.tables import Table
 
 TABLES: Final[dict[str, Table]] = {
-    table.name: table for table in (*p0.TABLES, *p1.TABLES, *p2.TABLES, *p3.TABLES, *p4.TABLES)
+    table.name: table for table in (*p0.TABLES, *p1.TABLES, *p2.TABLES, *p3.TABLES, *p4.TABLES, *summary.TABLES)
 }
 _REGISTERED: Final[dict[str, Table]] = {}
 

@@ -13,6 +13,7 @@ from bilateral.reproduce.tables import Cell, Row, Scale
 from bilateral.reproduce.tasks.attacks import Attacks
 
 INVERSION: Final = "gradient-inversion"
+PRIOR: Final = "prior-inversion"
 MEMBERSHIP: Final = "membership-by-clients"
 MODEL_INVERSION: Final = "model-inversion"
 OPENED: Final = "opened-uploads"

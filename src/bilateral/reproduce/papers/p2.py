@@ -15,6 +15,7 @@ from bilateral.reproduce.papers.attack_rows import (
     INVERSION,
     MEMBERSHIP,
     OPENED,
+    PRIOR,
     PSNR,
     SMALL_SAID,
     TEST_MSE,
@@ -30,6 +31,7 @@ from bilateral.reproduce.papers.systems import (
     PUBLISHED,
     client_attacks,
     costs_row,
+    prior_attacks,
     systems_row,
     upload_attacks,
 )
@@ -59,6 +61,8 @@ SYSTEMS: Final = {
 COSTED: Final = {**SYSTEMS, "MP+DDP": MASKED}
 """What MP+DDP costs is what perturbation under masks costs: the noise itself is a draw a parameter."""
 MEMBERSHIPS: Final = (BASE, PUBLISHED)
+BY_PRIOR: Final = (BASE, PUBLISHED)
+"""Those that the generative prior is tried on: without any protection, and under P2's own."""
 _SECONDS: Final = ("server_seconds", "client_seconds", "seconds_per_epoch")
 SIX: Final = "Six other systems of keys and noise on one small network: orders can differ where margins are small"
 
@@ -135,6 +139,7 @@ def table_5(scale: Scale, data_dir: Path | None) -> Design:  # noqa: ARG001
 
 def table_2(scale: Scale, data_dir: Path | None) -> Design:  # noqa: ARG001
     """Reconstruction by the server."""
+    priors: dict[str, Row] = {}
     figures = [f for f in figures_of(PAPER, "2+4") if f.dataset == "CIFAR10" and not f.metric.startswith("membership")]
     trained = systems_row(scale)
     rows = {trained.name: trained}
@@ -149,8 +154,14 @@ def table_2(scale: Scale, data_dir: Path | None) -> Design:  # noqa: ARG001
             attacks += inversions_of(figure.method, row.name)
         else:
             cells += attack_cells(figure, row.name, INVERSION, RECONSTRUCTIONS[figure.metric], value=True)
+            if system in BY_PRIOR:
+                prior = prior_attacks(scale, system)
+                priors[prior.name] = prior
+                called = replace(figure, method=f"{figure.method}, by a generative prior")
+                cells += attack_cells(called, prior.name, PRIOR, RECONSTRUCTIONS[figure.metric], factor=1.0)
     ours = upload_attacks(scale, MASKED)
     rows[ours.name] = ours
+    rows |= priors
     attacks += inversions_of("perturbation under masks (ours)", ours.name)
     opened = [
         (name, rows[f"uploads, {name}"].name, f"{OPENED}/adaptive", PSNR)

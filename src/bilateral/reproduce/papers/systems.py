@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bilateral.reproduce.papers.attack_rows import INVERSION, MEMBERSHIP, MODEL_INVERSION, OPENED, SMALL, attack_row
+from bilateral.reproduce.papers.attack_rows import (
+    INVERSION,
+    MEMBERSHIP,
+    MODEL_INVERSION,
+    OPENED,
+    PRIOR,
+    SMALL,
+    attack_row,
+)
 from bilateral.reproduce.papers.training_rows import MASKED, SEALED
 from bilateral.reproduce.tables import Row, Scale
 from bilateral.reproduce.tasks.costs import Costs
@@ -73,3 +81,9 @@ def inversion_of_model(scale: Scale, system: str) -> Row:
     """What a client learns of what a class looks like."""
     settings = {**BASE_SETTINGS, **SMALL, "training.loss": "ce", **SETTINGS_OF[system]}
     return attack_row(f"model inversion, {system}", settings, scale, (MODEL_INVERSION,))
+
+
+def prior_attacks(scale: Scale, system: str) -> Row:
+    """What a server reads that knows what images look like (GIAS, GIFD), as P2's does."""
+    settings = {**BASE_SETTINGS, **SMALL, **SETTINGS_OF[system]}
+    return attack_row(f"uploads by a generative prior, {system}", settings, scale, (PRIOR,), shown=True)
