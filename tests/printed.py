@@ -23,7 +23,7 @@ from typing import Final, Literal
 ROOT: Final = Path(__file__).parents[1]
 How = Literal["run", "long", "parsed", "elsewhere"]
 _SAID: Final = re.compile(r"<!-- (long|parsed|elsewhere)(?:, `([^`]+)`)?: (.+?) -->")
-_SHELL: Final = ("", "bash", "sh")
+_SHELL: Final = ("", "bash", "sh", "console")
 _ALONE: Final = ("python", "toml", "text")
 _PROGRAMS: Final = re.compile(
     r"(?:[A-Z_]+=\S+ )*"
