@@ -71,7 +71,7 @@ def test_a_container_mounts_its_kit_read_only_and_what_lasts_beside_it(name: str
 
 
 def test_what_an_image_starts_is_in_every_kit() -> None:
-    (command,) = re.findall(r'^CMD \["/kit/(\S+)", "--once"\]$', FILE, re.MULTILINE)
+    (command,) = re.findall(r"^CMD .*/kit/flare/.*exec /party/(\S+) --once", FILE, re.MULTILINE)
     page = (ROOT / "docs/how-to/deployment.md").read_text()
     assert Path(command).parent.as_posix() in page
     source = (ROOT / "src/bilateral/engine/flare/kit_builder.py").read_text()
