@@ -26,6 +26,7 @@ from tests.printed import ROOT, Printed, pages, printed
 import bilateral
 from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app, main
+from bilateral.cli.options import parse_setting
 from bilateral.engine.plan import load_plan
 
 BLOCKS: Final = {page.relative_to(ROOT).as_posix(): printed(page) for page in pages()}
@@ -212,9 +213,11 @@ def test_a_printed_command_has_words_that_the_command_knows(block: Printed) -> N
         return
     command = known_commands()[words[0]]
     command.make_context(words[0], words[1:])  # parses, and calls nothing
-    for option, value in pairwise(words):
-        if option == "--set" and words[0] != "hetero" and "--hetero" not in words:
-            bilateral.RunPlan().with_settings({value.partition("=")[0]: value.partition("=")[2]})
+    named = [value.partition("=") for option, value in pairwise(words) if option == "--set"]
+    if named and words[0] != "hetero" and "--hetero" not in words:
+        settings = {name: parse_setting(f"{name}={value}")[1] for name, _, value in named}
+        settings |= {"noise.epsilon": 8.0} if "--epsilon" in words else {}
+        bilateral.RunPlan().with_settings(settings)
 
 
 def test_a_command_in_the_middle_of_a_sentence_has_options_that_the_command_knows() -> None:
