@@ -1,7 +1,8 @@
 """Federated runs on clinical data, site by site: what a clinic would ask of a result.
 
     python -m benchmarks.clinical heart-disease --seeds 5 --data-dir DATA
-    python -m benchmarks.clinical ham10000 --seeds 2 --data-dir DATA
+    python -m benchmarks.clinical ham10000 --seeds 1 --rounds 32 --data-dir DATA
+    python -m benchmarks.clinical ham10000-half-size --seeds 2 --data-dir DATA
     python -m benchmarks.clinical digit-pairs --seeds 3
 
 Under ring masks, with a validation part of the server's test data, early stopping, and the best model kept. Figures are
@@ -33,6 +34,20 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "evaluation": {**EVALUATION, "patience_rounds": 60},
     },
     "ham10000": {
+        "model": {"name": "lenet"},
+        "federation": {"partition": "site"},
+        "training": {
+            "rounds": 50,
+            "learning_rate": 0.05,
+            "momentum": 0.0,
+            "schedule": "constant",
+            "local_steps": 8,
+            "evaluate_every": 4,
+            "augment": True,
+        },
+        "evaluation": {**EVALUATION, "monitor": "auroc", "patience_rounds": 20},
+    },
+    "ham10000-half-size": {
         "data": {"name": "benchmarks.clinical:half_size_ham10000"},
         "model": {"name": "lenet"},
         "federation": {"partition": "site"},

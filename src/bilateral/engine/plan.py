@@ -9,6 +9,7 @@ Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) st
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
@@ -184,6 +185,13 @@ class TrainingPlan(Section):
     )
     precision: Precision = Field(default="full", description="bf16: clients compute under autocast; parameters stay")
     micro_batch: int = Field(default=0, ge=0, description="samples of a batch at once; 0 is all, the same gradient")
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _device_is_one(cls, device: Any) -> Any:
+        if isinstance(device, str) and not re.match(DEVICE_PATTERN, device):
+            raise ValueError("expected auto, cpu, cuda, cuda:1 (or another number) or mps")
+        return device
 
     def placement(self) -> Placement:
         """Where and how clients of this machine compute. An error if it has no such device."""

@@ -111,7 +111,8 @@ def _explain(problem: Any, kind: type[BaseModel]) -> str:
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return f"`{where}` is not a setting{_hint(problem, kind)}"
-    return f"`{where}`: {problem['msg']}, got {problem['input']!r}{_hint_of_value(problem)}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"`{where}`: {said}, got {problem['input']!r}{_hint_of_value(problem)}"
 
 
 def _hint_of_value(problem: Any) -> str:

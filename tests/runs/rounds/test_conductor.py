@@ -30,7 +30,7 @@ from bilateral.runs.rounds.attendance import Attendance
 from bilateral.runs.rounds.in_process import run
 from bilateral.runs.rounds.remote_exchange import RemoteExchange
 
-HANG = 120.0
+HANG = 900.0
 """Seconds after which a test that waits has stopped for good."""
 STAGES = (
     "key agreement",

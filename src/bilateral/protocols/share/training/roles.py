@@ -45,12 +45,10 @@ from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 from bilateral.protocols.share.training import norms
-from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.terms import Norm, StepTerms
 from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
 
 Gate = Generator[Any, Any, Tensor]
-NORM_BITS: Final = 10
-"""Fraction bits of numbers whose squares are added up."""
 SUM_BITS: Final = 60
 """Sums of what is watched, and their distances from the limits, are below 2^this (`bounds` sees to that)."""
 _DEALER_PIECE: Final = torch.device("meta")
@@ -85,19 +83,6 @@ class Blinded:
 
     masked: Masked
     told: Tensor
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A value whose channels have a norm that is limited. `label` names it."""
-
-    label: str
-    fraction_bits: int
-
-    @property
-    def shift(self) -> int:
-        """So many bits are cut off before numbers are squared: `NORM_BITS` fraction bits are left."""
-        return self.fraction_bits - NORM_BITS
 
 
 class Role(ABC):
@@ -512,7 +497,7 @@ class Dealing(Role):
         """Called whenever something was added to `dealt`: it may be taken away from there."""
         self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
-        self.norm_shifts: list[tuple[str, int]] = []
+        self.norms_dealt: list[Norm] = []
         self._weights: dict[int, Tensor] = {}
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
@@ -634,7 +619,7 @@ class Dealing(Role):
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         shape = tuple(masked.part.shape)
-        self.norm_shifts.append((norm.label, norm.shift))
+        self.norms_dealt.append(norm)
         self._norms.append((norm.label, _nothing(shape[1:2])))
         if self.is_dry:
             self._deal(_nothing(shape[1:2]))
