@@ -82,6 +82,7 @@ class Run(TypedDict):
     best_round: int | None
     per_class: dict[str, Metrics]
     per_site: dict[str, Metrics]
+    told_by_sites: dict[str, Metrics]
     warnings: list[str]
     metrics_of_fedavg: Metrics | None
     yardstick: str
