@@ -107,7 +107,7 @@ class SharedView:
 
     def stream(self, session: Session, other: str, purpose: Purpose, batch_index: int, batch_size: int) -> Stream:
         """What it and `other` draw for a batch. KeyError if the party does not have that seed."""
-        return Stream(self.seeds[session.session_id, other], purpose, batch_index, batch_size)
+        return Stream.of(self.seeds[session.session_id, other], purpose, batch_index, batch_size)
 
 
 def names_of_parts(circuit: Circuit, style: ComparisonStyle, turn: Turn) -> list[Told]:

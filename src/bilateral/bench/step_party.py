@@ -32,8 +32,9 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.gates.talk import Speaker, Work
 from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
+from bilateral.protocols.share.training.planning import follow
 from bilateral.protocols.share.training.roles import Dealing, Second
-from bilateral.protocols.share.training.script import run, step
+from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SecureRandomness
@@ -228,8 +229,9 @@ class DealerParty(StepParty):
         role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
         role.on_dealt = lambda: self._pass_on(message.number, role, self._worth_a_message)
         self._worth_a_message = _FIRST_BYTES
-        walk = step(role, None, None)
-        run(self.clock.timed(role, walk) if message.is_timed else walk)
+        if message.is_timed:
+            self.clock.attach(role)
+        follow(role, self.terms.shape_of_step.orders)
         self._pass_on(message.number, role, 0)
         return DealtParts(message.number, ())
 

@@ -236,7 +236,7 @@ def unmasked(group, style=HARDENED):
     first = group.received(QUERIER, BlindedValues)[0]
     circuit = Circuit.from_json(group.received(QUERIER, SessionNotice)[0].circuit, "anna")
     seed = session_seed(group.rings[QUERIER].pair_secret("anna"), first.session_id, QUERIER, "anna", circuit, style)
-    stream = Stream(seed, "comparison", 0, len(first.values))
+    stream = Stream.of(seed, "comparison", 0, len(first.values))
     views, masks = [], []
     for message in group.received(QUERIER, BlindedValues):
         mask = stream.words(*message.values.shape)

@@ -170,10 +170,10 @@ def streams(made):
     dealer_first, dealer_second, _ = (seed_of_step(made.terms, seed) for seed in made.seeds)
 
     def first(purpose, number, *shape):
-        return Stream(dealer_first, purpose, number, made.terms.batch_size).words(*shape)
+        return Stream.of(dealer_first, purpose, number, made.terms.batch_size).words(*shape)
 
     def second(purpose, number, *shape):
-        return Stream(dealer_second, purpose, number, made.terms.batch_size).words(*shape)
+        return Stream.of(dealer_second, purpose, number, made.terms.batch_size).words(*shape)
 
     return first, second
 

@@ -74,7 +74,7 @@ class Dealer:
         self, circuit: Circuit, style: ComparisonStyle, seeds: DealerSeeds, device: torch.device | None = None
     ) -> None:
         self._circuit, self._style, self._seeds, self._device = circuit, style, seeds, device
-        masks = Stream(seeds.with_first, "weights", 0, 0, device)
+        masks = Stream.of(seeds.with_first, "weights", 0, 0, device)
         self._maps = [
             linear_map(step, masks.words(*step.weight_shape(circuit.values[step.sources[0]])))
             for step in circuit.linear_steps
@@ -83,8 +83,8 @@ class Dealer:
     def deal(self, batch: Batch) -> Dealt:
         """b for every linear layer's input, and the second party's part of what layers and comparisons need."""
         named = batch.index, batch.size, self._device
-        firsts = Stream(self._seeds.with_first, "linear", *named)
-        seconds = Stream(self._seeds.with_second, "linear", *named)
+        firsts = Stream.of(self._seeds.with_first, "linear", *named)
+        seconds = Stream.of(self._seeds.with_second, "linear", *named)
         inputs: dict[int, Tensor] = {}
         products, carries = [], []
         for step, apply in zip(self._circuit.linear_steps, self._maps, strict=True):
@@ -101,8 +101,8 @@ class Dealer:
 
     def _deal_comparisons(self, batch: Batch) -> tuple[Tensor, ...]:
         named = batch.index, batch.size, self._device
-        firsts = Stream(self._seeds.with_first, "comparison", *named)
-        seconds = Stream(self._seeds.with_second, "comparison", *named)
+        firsts = Stream.of(self._seeds.with_first, "comparison", *named)
+        seconds = Stream.of(self._seeds.with_second, "comparison", *named)
         found: list[Tensor] = []
         for width in widths(self._circuit, self._style, batch.size):
             found.extend(part.cpu() for part in sealed.deal(firsts, seconds, width))
@@ -112,7 +112,7 @@ class Dealer:
         """What it does while the others compute, in a judged style."""
         return Judging(
             batch.size,
-            Stream(self._seeds.with_first, "comparison", batch.index, batch.size, self._device),
+            Stream.of(self._seeds.with_first, "comparison", batch.index, batch.size, self._device),
             deque(compared.size for compared in self._circuit.comparisons) if self._style.is_judged else deque(),
         )
 

@@ -51,7 +51,7 @@ def expect_batch(sender: str, circuit: Circuit, size: int) -> None:
 
 def masked_weights(model: FixedPointModel, seeds: FirstSeeds, device: torch.device | None = None) -> tuple[Tensor, ...]:
     """For the second party, once a session: the weights under masks that the dealer knows."""
-    masks = Stream(seeds.with_dealer, "weights", 0, 0, device)
+    masks = Stream.of(seeds.with_dealer, "weights", 0, 0, device)
     return tuple((layer.weight + masks.words(*layer.weight.shape)).cpu() for layer in model.layers)
 
 
@@ -68,10 +68,10 @@ class FirstParty:
     ) -> None:
         self._model, self._style, self._batch = model, style, batch
         named = batch.index, batch.size, device
-        self._linear = Stream(seeds.with_dealer, "linear", *named)
-        self._comparison = Stream(seeds.with_dealer, "comparison", *named)
-        self._rounding = Stream(seeds.with_second, "rounding", *named)
-        self._blindings = Stream(seeds.with_second, "comparison", *named)
+        self._linear = Stream.of(seeds.with_dealer, "linear", *named)
+        self._comparison = Stream.of(seeds.with_dealer, "comparison", *named)
+        self._rounding = Stream.of(seeds.with_second, "rounding", *named)
+        self._blindings = Stream.of(seeds.with_second, "comparison", *named)
         self._masked: dict[int, Tensor] = {}
         self._wraps: Iterator[Tensor] = iter(())
 

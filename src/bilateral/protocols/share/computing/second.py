@@ -79,10 +79,10 @@ class SecondParty:
         self._circuit, self._maps, self._style, self._batch, self._dealer = circuit, maps, style, batch, dealer
         self._device = device
         named = batch.index, batch.size, device
-        self._linear = Stream(seeds.with_dealer, "linear", *named)
-        self._comparison = Stream(seeds.with_dealer, "comparison", *named)
-        self._rounding = Stream(seeds.with_first, "rounding", *named)
-        self._blindings = Stream(seeds.with_first, "comparison", *named)
+        self._linear = Stream.of(seeds.with_dealer, "linear", *named)
+        self._comparison = Stream.of(seeds.with_dealer, "comparison", *named)
+        self._rounding = Stream.of(seeds.with_first, "rounding", *named)
+        self._blindings = Stream.of(seeds.with_first, "comparison", *named)
         self._layers: list[_Layer] = []
         self._input_masks: dict[int, Tensor] = {}
         self._tables: list[tuple[Tensor, Tensor]] = []

@@ -85,11 +85,11 @@ class AnsweringSession:
     def _work(self, batch: Batch) -> Work[None]:
         """From its share of the query, which it expands, to its share of the logits, under a mask of the querier's."""
         named = batch.index, batch.size, self._device
-        inputs = Stream(self._seeds.with_dealer, "input", *named).words(batch.size, *self._model.circuit.input_shape)
+        inputs = Stream.of(self._seeds.with_dealer, "input", *named).words(batch.size, *self._model.circuit.input_shape)
         party = FirstParty(self._model, self._style, self._seeds, batch, self._device)
         share = yield from party.evaluate(inputs)
         # The server can add this up, but not read it.
-        yield Tell(share + Stream(self._seeds.with_dealer, "output", *named).words(*share.shape))
+        yield Tell(share + Stream.of(self._seeds.with_dealer, "output", *named).words(*share.shape))
 
     def proceed(self, message: ServerTurn) -> AnswererTurn:
         """Online: as far as the server's turn leads."""

@@ -137,7 +137,7 @@ class QueryingSession:
         check_takes(self.circuit, queries, self._sender)
         chosen = slice(self._next_query, min(self._next_query + batch.size, len(queries)))
         self._check_range(queries[chosen])
-        mask = Stream(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
+        mask = Stream.of(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
         encoded = ring.encode(queries[chosen], FRACTION_BITS).to(mask.device)
         if missing := batch.size - len(encoded):  # dealt ahead for more than are asked: zeros, which nobody can tell
             encoded = torch.cat([encoded, encoded.new_zeros(missing, *encoded.shape[1:])])
@@ -170,7 +170,7 @@ class QueryingSession:
             raise ProtocolError(f"{self._sender} answered batch {batch_index}, which it has not asked the queries of.")
         del self._open[batch_index]
         batch = opened.batch
-        mask = Stream(self._seeds.with_answerer, "output", batch.index, batch.size, self._device)
+        mask = Stream.of(self._seeds.with_answerer, "output", batch.index, batch.size, self._device)
         return opened.queries, mask.words(batch.size, *self.circuit.output.shape), opened.judging.left_range
 
     def _batch(self, batch_index: int) -> _QueryingBatch:

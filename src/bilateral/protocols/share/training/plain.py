@@ -38,7 +38,7 @@ class Plain(Role):
     def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
         if self._dropout is None:
             return torch.ones(tuple(shape), dtype=torch.int64)
-        stream = Stream(self._dropout, "dropout", number, self.terms.batch_size)
+        stream = Stream.of(self._dropout, "dropout", number, self.terms.batch_size)
         return ((stream.words(*shape) & ((1 << 20) - 1)) >= threshold).long()
 
     def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:

@@ -27,6 +27,7 @@ whom messages of the dealer reach first: so nothing that is dealt travels twice.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
-from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.ring.streams import Keystream, Purpose, Stream
 from bilateral.protocols.share.training import norms
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
@@ -210,13 +211,14 @@ class _Computing(Role):
 
     def __init__(self, terms: StepTerms, with_dealer: bytes, with_other: bytes) -> None:
         super().__init__(terms)
-        self._with_dealer, self._with_other = with_dealer, with_other
+        self._with_dealer = Keystream(with_dealer, terms.batch_size)
+        self._with_other = Keystream(with_other, terms.batch_size)
 
     def _stream(self, purpose: Purpose, number: int) -> Stream:
-        return Stream(self._with_dealer, purpose, number, self.terms.batch_size)
+        return self._with_dealer.stream(purpose, number)
 
     def _common(self, purpose: Purpose, number: int) -> Stream:
-        return Stream(self._with_other, purpose, number, self.terms.batch_size)
+        return self._with_other.stream(purpose, number)
 
     def _sums(self, x: Tensor, number: int) -> Tensor:
         return signed_sums(x, self._common("signs", number).words(groups_of(x).size))
@@ -507,6 +509,7 @@ class Dealing(Role):
     def __init__(self, terms: StepTerms, seeds: tuple[bytes, bytes] | None) -> None:
         super().__init__(terms)
         self._seeds = seeds
+        self._keystreams = seeds and tuple(Keystream(seed, terms.batch_size) for seed in seeds)
         self.dealt: list[Tensor] = []
         self.on_dealt: Callable[[], None] = _nobody
         """Called whenever something was added to `dealt`: it may be taken away from there."""
@@ -517,10 +520,9 @@ class Dealing(Role):
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
         """With the first party, and with the second."""
-        assert self._seeds is not None
-        first, second = self._seeds
-        named = purpose, number, self.terms.batch_size
-        return Stream(first, *named), Stream(second, *named)
+        assert self._keystreams is not None
+        first, second = self._keystreams
+        return first.stream(purpose, number), second.stream(purpose, number)
 
     @property
     def is_dry(self) -> bool:
@@ -697,7 +699,7 @@ class _DealtBit(Bit):
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
     """A of one layer: known to the first party and the dealer."""
     shape = terms.linear_steps[layer].weight_shape(terms.linear_sources[layer])
-    return Stream(seed, "weights", layer, terms.batch_size).words(*shape)
+    return Stream.of(seed, "weights", layer, terms.batch_size).words(*shape)
 
 
 def _nobody() -> None:
@@ -710,4 +712,4 @@ def _nothing(shape: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def _size(shape: Sequence[int]) -> int:
-    return _nothing(shape).numel()
+    return math.prod(shape)

@@ -16,7 +16,8 @@ from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.training.backward import backward
 from bilateral.protocols.share.training.forward import forward, watch_what_is_compared
 from bilateral.protocols.share.training.loss import loss_delta
-from bilateral.protocols.share.training.roles import Blinded, Dealing, Norm, Role
+from bilateral.protocols.share.training.planning import Planning
+from bilateral.protocols.share.training.roles import Blinded, Norm, Role
 from bilateral.protocols.share.training.tape import Delta, Tape, Walk
 from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
 
@@ -72,7 +73,7 @@ def _gradients(role: Role, tape: Tape) -> Walk:
 
 def shape_of(terms: StepTerms) -> StepShape:
     """By walking the step with shapes alone. A layer that leads nowhere has gradients of zero."""
-    dealer = Dealing(terms, None)
+    dealer = Planning(terms)
     run(step(dealer, None, None))
     parts = []
     for layer, (weight, bias) in enumerate(terms.trains):
@@ -83,7 +84,7 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts))
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts), dealer.orders)
 
 
 def run(walk: Walk) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
@@ -131,6 +131,29 @@ class StepTerms:
 
 
 @dataclass(frozen=True)
+class Made:
+    """Stands for what an earlier gate left: the one of that number."""
+
+    order: int
+
+
+@dataclass(frozen=True, repr=False)
+class Order:
+    """A gate of a step as the dealer needs it: its name, and what it is given, with shapes in place of values.
+
+    `done`: the gates whose results nothing reads after this one.
+    """
+
+    gate: str
+    given: tuple[object, ...]
+    done: tuple[int, ...] = ()
+
+    @property
+    def made(self) -> tuple[Made, ...]:
+        return tuple(part for part in self.given if isinstance(part, Made))
+
+
+@dataclass(frozen=True)
 class GradientPart:
     """Where a layer's gradient lies in the words of a party, and what they stand for."""
 
@@ -146,7 +169,7 @@ class GradientPart:
 
 @dataclass(frozen=True)
 class StepShape:
-    """`dealt`: shapes and types of all that the second party is dealt, in order. `watched`: labels, in order, each with
+    """`dealt`: shapes and types of all that the first party is dealt, in order. `watched`: labels, in order, each with
     the shape of a sample's part."""
 
     parts: tuple[GradientPart, ...]
@@ -154,6 +177,8 @@ class StepShape:
     watched: tuple[tuple[str, Shape], ...]
     norms: tuple[tuple[str, int], ...]
     """Labels of norms, and by how many bits their squares are shifted up when they are compared."""
+    orders: tuple[Order, ...] = field(default=(), compare=False)
+    """Of a training step: the dealer's gates (`planning`)."""
 
     @property
     def dealt_bytes(self) -> int:
