@@ -189,7 +189,7 @@ class _Reader:
         if not isinstance(name, str) or name not in _DTYPES:
             raise _refusal(self._sender, f"`{field}` has the unknown dtype {_short(name)}")
         fits = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
-        if not fits or not all([type(size) is int and 0 <= size < 1 << 40 for size in shape]):
+        if not fits or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
             raise _refusal(self._sender, f"`{field}` has no valid shape")
         if math.prod([max(size, 1) for size in shape]) > _MAX_VALUES:  # a zero in the shape hides what does not fit
             raise _refusal(self._sender, f"`{field}` has a shape that no message has")

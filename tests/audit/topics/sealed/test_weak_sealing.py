@@ -72,7 +72,7 @@ def one_box_for_all_rounds(patch):
 
 def betas_that_are_zero(patch):
     """Signs of comparisons are opened as they are."""
-    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
+    by_first, by_second = comparisons._drawn_whole, comparisons.drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -87,12 +87,12 @@ def betas_that_are_zero(patch):
         return r, own
 
     patch.setattr(comparisons, "_drawn_whole", first)
-    patch.setattr(comparisons, "_drawn_own", second)
+    patch.setattr(comparisons, "drawn_own", second)
 
 
 def betas_that_are_biased(patch):
     """Seven of eight betas are zero."""
-    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
+    by_first, by_second = comparisons._drawn_whole, comparisons.drawn_own
 
     def thinned(own):
         own = own.clone()
@@ -108,7 +108,7 @@ def betas_that_are_biased(patch):
         return r, thinned(own)
 
     patch.setattr(comparisons, "_drawn_whole", first)
-    patch.setattr(comparisons, "_drawn_own", second)
+    patch.setattr(comparisons, "drawn_own", second)
 
 
 def corrections_in_the_clear(patch):

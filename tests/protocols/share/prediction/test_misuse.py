@@ -25,6 +25,7 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SessionRequest,
     SummedLogits,
+    TablesRequest,
 )
 from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.share.ring.packing import num_words
@@ -224,6 +225,17 @@ def test_a_mask_never_hides_two_queries(opened):
         second = querier.handle(QueryRequest(session_id, 0)).share
         learned = (second - first).double() / 2**20
         assert (learned - (other - QUERIES).double()).abs().max() > 1e-3
+
+
+def test_tables_of_a_batch_are_dealt_once(opened):
+    session_id, querier, _ = opened
+    with pytest.raises(ProtocolError, match="not open"):
+        querier.handle(TablesRequest(session_id, 0))
+    querier.handle(BatchRequest(session_id, 0, 2))
+    if querier._style is SEALED:
+        assert querier.handle(TablesRequest(session_id, 0)).comparisons
+    with pytest.raises(ProtocolError, match="has all that it needs"):
+        querier.handle(TablesRequest(session_id, 0))
 
 
 def test_the_share_of_a_batchs_queries_is_given_once(opened):

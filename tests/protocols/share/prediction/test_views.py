@@ -139,7 +139,7 @@ def test_everything_that_the_server_receives_is_uniform(runs, style, name):
     assert {part for part, _ in view} == {
         "MaskedModel.weights", "Correlations.products", "Correlations.carries", "QueryShare.share",
         "AnswererTurn.parts",
-        *(("SelectedValues.products", "SelectedValues.bits") if style.is_judged else ("Correlations.comparisons",)),
+        *(("SelectedValues.products", "SelectedValues.bits") if style.is_judged else ("Tables.comparisons",)),
     }  # fmt: skip
     assert len(large_parts(view)) == (7 if style.is_judged else 6)
     assert_all_uniform(view)

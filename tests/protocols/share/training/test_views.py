@@ -594,7 +594,7 @@ def test_masks_of_gates_that_are_used_twice_are_found(monkeypatch):
 @pytest.mark.parametrize("numbers", [lambda drawn: drawn & 0, lambda drawn: drawn & (drawn >> 1)])
 def test_a_biased_beta_is_found(monkeypatch, numbers):
     """The bit that hides the sign is zero, or more often zero than one, in both parties' parts."""
-    by_first, by_second = sealed._drawn_whole, sealed._drawn_own
+    by_first, by_second = sealed._drawn_whole, sealed.drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -612,7 +612,7 @@ def test_a_biased_beta_is_found(monkeypatch, numbers):
 
     assert_uniform(opened_signs())
     monkeypatch.setattr(sealed, "_drawn_whole", first)
-    monkeypatch.setattr(sealed, "_drawn_own", second)
+    monkeypatch.setattr(sealed, "drawn_own", second)
     with pytest.raises(AssertionError):
         assert_uniform(opened_signs())
 

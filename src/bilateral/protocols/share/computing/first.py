@@ -6,6 +6,7 @@ and what comparisons open (`gates/sealed`: uniform too).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,6 +75,16 @@ class FirstParty:
         self._blindings = Stream.of(seeds.with_second, "comparison", *named)
         self._masked: dict[int, Tensor] = {}
         self._wraps: Iterator[Tensor] = iter(())
+        self._drawn: deque[sealed.Correlation] = deque()
+
+    def draw(self) -> None:
+        """Its part of all comparisons, before there are values; what is not drawn here is drawn when it is needed."""
+        if self._style.is_judged:
+            return
+        circuit = self._model.circuit
+        for compared in circuit.comparisons:
+            width = sealed.Width.of(self._batch.size * compared.size, circuit.value_bits, compared.fraction_bits)
+            self._drawn.append(sealed.drawn_part(self._comparison, width))
 
     def evaluate(self, x: Tensor) -> Work[Tensor]:
         """The circuit on its share `x` of the input: a share of the output. It first hears bits of all truncations."""
@@ -101,7 +112,7 @@ class FirstParty:
         if self._style.is_judged:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._model.circuit.value_bits, fraction_bits)
-        part = sealed.drawn_part(self._comparison, width)
+        part = self._drawn.popleft() if self._drawn else sealed.drawn_part(self._comparison, width)
         return (yield from sealed.positive_part(x, part, width, is_first=True))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:

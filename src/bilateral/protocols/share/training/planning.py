@@ -78,8 +78,8 @@ def follow(dealer: Dealing, orders: tuple[Order, ...]) -> None:
     """Deal for these gates, as a walk of the step would."""
     found: dict[int, Any] = {}
     for number, order in enumerate(orders):
-        given = [found[part.order] if isinstance(part, Made) else part for part in order.given]
-        gate = given.pop(0).times if order.gate == TIMES else getattr(dealer, order.gate)
+        given: list[Any] = [found[part.order] if isinstance(part, Made) else part for part in order.given]
+        gate: Callable[..., Walk] = given.pop(0).times if order.gate == TIMES else getattr(dealer, order.gate)
         found[number] = _end(gate(*given))
         for made in order.done:
             del found[made]

@@ -40,33 +40,44 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
     for index in reversed(range(num_steps)):
         if index + 1 in tape.deltas:
             yield from backward(role, tape, index)
-    found = yield from _gradients(role, tape)
+    blinded = yield from _blinded(role, tape)
     beyond = yield from role.settle()
     if beyond:
         raise NumericalRangeError(
             f"Numbers of this training step left their range: {beyond} of its random sums are beyond their limits.",
             remedy="Normalise the inputs, lower the learning rate, or use weight decay; the step was not used.",
         )
-    return found
+    return (yield from _gradients(role, tape, blinded))
 
 
-def _gradients(role: Role, tape: Tape) -> Walk:
-    terms, found = role.terms, []
+def _blinded(role: Role, tape: Tape) -> Walk:
+    """What gradients of weights are products of, by layer: a value and a delta."""
+    terms = role.terms
     values: dict[int, Blinded] = {}
-    for layer, (weight_trains, bias_trains) in enumerate(terms.trains):
+    found: dict[int, tuple[Blinded, Blinded]] = {}
+    for layer, (weight_trains, _) in enumerate(terms.trains):
         source = terms.source_values[layer]
-        if layer not in tape.masked_deltas:
-            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
-            continue
-        masked, delta = tape.masked_deltas[layer]
-        if weight_trains:
+        if weight_trains and layer in tape.masked_deltas:
+            masked, delta = tape.masked_deltas[layer]
             if source not in values:
                 norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
                 values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
             norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
-            blinded = yield from role.blind("delta blind", layer, masked, norm)
-            found.append((yield from role.gradient(layer, values[source], blinded)).reshape(-1))
+            found[layer] = values[source], (yield from role.blind("delta blind", layer, masked, norm))
+            role.expect_gradient(layer, *found[layer])
+    return found
+
+
+def _gradients(role: Role, tape: Tape, blinded: dict[int, tuple[Blinded, Blinded]]) -> Walk:
+    terms, found = role.terms, []
+    for layer, (_, bias_trains) in enumerate(terms.trains):
+        if layer not in tape.masked_deltas:
+            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
+            continue
+        if layer in blinded:
+            found.append((yield from role.gradient(layer, *blinded[layer])).reshape(-1))
         if bias_trains:
+            _, delta = tape.masked_deltas[layer]
             found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
     return torch.cat(found)
 
@@ -84,7 +95,8 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norm_shifts), dealer.orders)
+    watched, norms = tuple(dealer.watched_shapes), tuple(dealer.norm_shifts)
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), watched, norms, dealer.orders)
 
 
 def run(walk: Walk) -> Any:

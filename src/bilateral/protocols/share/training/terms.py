@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -145,7 +145,7 @@ class Order:
     """
 
     gate: str
-    given: tuple[object, ...]
+    given: tuple[Any, ...]
     done: tuple[int, ...] = ()
 
     @property
