@@ -34,7 +34,7 @@ def seed_of_step(terms: StepTerms, seed: bytes) -> bytes:
     Else somebody who is told of another network would read its streams at other places than the others do, and send
     masks of one gate as messages of another.
     """
-    label = injective("bilateral sealed training step v1", terms.digest)
+    label = injective("bilateral sealed training step v2", terms.digest)
     return HKDFExpand(SHA256(), SEED_BYTES, label).derive(seed)
 
 

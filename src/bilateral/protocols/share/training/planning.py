@@ -16,7 +16,7 @@ from bilateral.protocols.share.training.terms import Made, Order, StepTerms
 
 TIMES: Final = "times"
 """The gate of a bit; all others are the role's."""
-GATES: Final = ("mask", "apply", "apply_transposed", "truncate", "multiply", "compare", "blind", "gradient")
+GATES: Final = ("mask", "apply", "apply_transposed", "truncate", "multiply", "compare", "blind", "expect_gradient")
 Walk = Generator[Any, Any, Any]
 
 

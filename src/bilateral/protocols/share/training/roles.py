@@ -177,9 +177,9 @@ class Role(ABC):
 
     # Watching what must stay small.
 
-    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> None:
+    @abstractmethod
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
         """`gradient` of these will be asked for, once numbers are known to be in their range."""
-        del layer, value, delta
 
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
@@ -271,8 +271,10 @@ class _Computing(Role):
     def _pieces(self, order: Order, gate: int) -> Iterable[tuple[Key, Callable[[], Any]]]:
         """What this gate needs that no message decides. `gate`: its number, if it has one."""
 
-    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> None:
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
         self._small.append((("gradient", layer), lambda: self._gradient_product(layer, value, delta)))
+        return
+        yield
 
     @abstractmethod
     def _gradient_product(self, layer: int, value: Blinded, delta: Blinded) -> Tensor: ...
@@ -355,6 +357,7 @@ class First(_Computing):
     ) -> None:
         super().__init__(terms, with_dealer, with_other)
         self._model, self._dealt, self._dealer = model, iter(dealt), dealer
+        self._corrections: dict[int, Tensor] = {}
 
     def expect_all_used(self) -> None:
         """Nothing that was dealt is left."""
@@ -445,8 +448,13 @@ class First(_Computing):
 
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         words = self._made(("gradient", layer), lambda: self._gradient_product(layer, value, delta))
-        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+        return words - self._corrections.pop(layer)
         yield
+
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
+        shape = self.terms.linear_steps[layer].weight_shape(self.terms.linear_sources[layer])
+        self._corrections[layer] = self._take("a share of a gradient's correction", tuple(shape))
+        yield from super().expect_gradient(layer, value, delta)
 
     def _gradient_product(self, layer: int, value: Blinded, delta: Blinded) -> Tensor:
         return weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
@@ -781,16 +789,20 @@ class Dealing(Role):
         return Blinded(masked, mask)
         yield
 
-    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
         step = self.terms.linear_steps[layer]
-        shape = step.weight_shape(self.terms.linear_sources[layer])
         if self.is_dry:
-            self._deal(_nothing(shape))
+            self._deal(_nothing(step.weight_shape(self.terms.linear_sources[layer])))
         else:
             left = torch.cat([delta.told, delta.masked.part])
             words = weight_gradient(step, left, torch.cat([value.masked.part, value.told]))
             self._deal(words - self._streams("gradient", layer)[1].words(*words.shape))
-        return _nothing(shape)
+        return
+        yield
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        del value, delta
+        return _nothing(self.terms.linear_steps[layer].weight_shape(self.terms.linear_sources[layer]))
         yield
 
     def watch(self, label: str, x: Tensor) -> None:

@@ -64,7 +64,7 @@ def _blinded(role: Role, tape: Tape) -> Walk:
                 values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
             norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
             found[layer] = values[source], (yield from role.blind("delta blind", layer, masked, norm))
-            role.expect_gradient(layer, *found[layer])
+            yield from role.expect_gradient(layer, *found[layer])
     return found
 
 

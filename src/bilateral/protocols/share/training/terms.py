@@ -54,7 +54,7 @@ class StepTerms:
     @cached_property
     def digest(self) -> bytes:
         """Names these terms and no others."""
-        facts = [self.circuit.to_json(), self.loss, self.batch_size, self.trains, self.factor]
+        facts = ["v2", self.circuit.to_json(), self.loss, self.batch_size, self.trains, self.factor]
         return hashlib.sha256(json.dumps(facts).encode()).digest()
 
     @cached_property
