@@ -184,13 +184,13 @@ def corrections(made):
     wanted = [linear.weight_shape(source) for linear, source in pairs]
     dry = Dealing(made.terms, None)
     places = []
-    original = dry.gradient
+    original = dry.expect_gradient
 
     def gradient(*arguments):
         places.append(len(dry.dealt_shapes))
         return (yield from original(*arguments))
 
-    dry.gradient = gradient
+    dry.expect_gradient = gradient
     run(step(dry, None, None))
     dealt = made.dealt()
     found = [dealt[place] for place in places]
