@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
+import tempfile
 import textwrap
 import types
 import typing
@@ -21,24 +23,53 @@ import bilateral
 from bilateral import errors
 from bilateral.cli.lazy_commands import imported
 from bilateral.cli.main import app
+from bilateral.cli.printed import PRINTED, schema_of
 from bilateral.engine.plan import RunPlan
 from bilateral.protections.registry import own_sections
 from bilateral.runs.hetero.plan import HeteroPlan
+from error_examples import EXAMPLES, message_of
 
 
 def write_reference(folder: Path) -> None:
     """All pages; those that are the same are not touched, so that a build has nothing to do again."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"commands": commands(), "settings": settings(), "api": api(), "errors": error_catalogue()}
+    pages = {
+        "commands": commands(),
+        "settings": settings(),
+        "api": api(),
+        "errors": error_catalogue(),
+        "json": json_page(),
+    }
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
 
+def json_page() -> str:
+    """The schema of what each command prints."""
+    lines = [
+        "# JSON",
+        "",
+        "What commands print with `--json`, as [JSON Schema](https://json-schema.org); `bilateral schema COMMAND` "
+        "prints it too. Nothing is printed that is not named here, but rows of `bench`, events of `watch`, and kinds "
+        "of run from other packages.",
+        "",
+    ]
+    for command in sorted(PRINTED):
+        shown = json.dumps(schema_of(command), indent=1)
+        lines += [f"## bilateral {command}", "", "```json", shown, "```", ""]
+    return "\n".join(lines)
+
+
 def commands() -> str:
     """Every command with its arguments, options and examples, as `--help` has them."""
-    lines = ["# Commands", "", "Every command has `--help` with examples, and most have `--json`.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "Every command has `--help` with examples and `--json` (but `schema`, which prints nothing else).",
+        "",
+    ]
     for name, command in _leaves(imported(app), "bilateral"):
         lines += [f"## {name}", ""]
         text = inspect.cleandoc(command.help or "")
@@ -174,21 +205,27 @@ def _one_a_line(arguments: str) -> str:
 
 
 def error_catalogue() -> str:
-    """Every error that the package raises on purpose."""
+    """Every error that the package raises on purpose, with a message that its example really raises."""
     lines = [
         "# Errors",
         "",
-        "Every error says what is wrong, where, and what to do. All are `BilateralError`; the command prints it, "
-        "with exit code 2.",
+        "Every error says what was expected, what came, and what to do. All are `BilateralError`, and have the last "
+        "part as `remedy`; the command prints the message, without a traceback, with exit code 2. Messages here are of "
+        "errors that were really raised when this page was made, by `tools/error_examples.py`.",
         "",
-        "| error | is a | when |",
-        "|---|---|---|",
+        "```text",
+        *inspect.cleandoc(errors.__doc__ or "").splitlines()[2:-2],
+        "```",
+        "",
     ]
-    for name, found in sorted(vars(errors).items()):
-        if inspect.isclass(found) and issubclass(found, errors.BilateralError):
-            parents = ", ".join(f"`{base.__name__}`" for base in found.__bases__)
-            lines.append(f"| `{name}` | {parents} | {_cell(inspect.getdoc(found) or '')} |")
-    return "\n".join(lines) + "\n"
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in EXAMPLES:
+            error = message_of(kind, Path(folder) / kind.__name__)
+            what, remedy = error.in_full().removesuffix(error.remedy).strip(), error.remedy
+            parents = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+            lines += [f"## {kind.__name__}", "", f"A {parents}. {_cell(inspect.getdoc(kind) or '')}", ""]
+            lines += ["```text", *textwrap.wrap(what, 110), *textwrap.wrap(f"-> {remedy}", 110), "```", ""]
+    return "\n".join(lines)
 
 
 def _cell(value: object) -> str:

@@ -8,9 +8,10 @@
     bilateral.audit_plan(plan).verdicts                  # attacks with controls: which claims hold
     bilateral.run_hetero(bilateral.HeteroPlan())         # clients with different networks teach each other
 
-The parts for a loop of your own: `ScaleGraph`; `PerturbServer`, `PerturbClient`, `PerturbationSettings`, `aggregate`;
-`Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings`; `PredictionServer`, `PredictionClient`,
-`compile_model`; and the accountants `spent` and `noise_for`.
+For a loop of your own: `Cohort`, `CohortServer` and `CohortSite` sum under masks over any transport; below them are
+`Identity`, `KeyRing`, `MaskServer`, `MaskClient`, `MaskSettings` and `digest`. `ScaleGraph`, `PerturbServer`,
+`PerturbClient`, `PerturbationSettings` and `check_recovery` perturb; `aggregate` sums in the clear. `PredictionServer`,
+`PredictionClient` and `compile_model` predict; `spent` and `noise_for` account.
 
 Each is imported when it is first asked for: `import bilateral` alone loads neither torch nor anything else of size.
 """
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from bilateral.engine.plan import RunPlan
     from bilateral.engine.privacy import privacy_of
     from bilateral.errors import BilateralError
+    from bilateral.learning.cohort import Cohort, CohortServer
+    from bilateral.learning.cohort_site import CohortSite
     from bilateral.models.coverage import inspect
     from bilateral.models.scale_graph import ScaleGraph
     from bilateral.models.zoo import build_model
@@ -38,11 +41,13 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from bilateral.protocols.mask.settings import MaskSettings
     from bilateral.protocols.messages import aggregate
     from bilateral.protocols.noise.accounting import noise_for, spent
+    from bilateral.protocols.perturb.both_halves import check_recovery
     from bilateral.protocols.perturb.client import PerturbClient
     from bilateral.protocols.perturb.server import PerturbServer
     from bilateral.protocols.perturb.settings import PerturbationSettings
     from bilateral.protocols.share.circuit.compiler import compile_model
     from bilateral.protocols.share.prediction.parties import PredictionClient, PredictionServer
+    from bilateral.protocols.wire import digest
     from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
     from bilateral.report.tracking import MLflow, TensorBoard, WandB
     from bilateral.runs.hetero.in_process import run_hetero
@@ -58,6 +63,9 @@ _FROM = {
     "AuditResult": "audit.auditor",
     "BilateralError": "errors",
     "Callback": "runs.rounds.callbacks",
+    "Cohort": "learning.cohort",
+    "CohortServer": "learning.cohort",
+    "CohortSite": "learning.cohort_site",
     "Dataset": "data",
     "HeteroPlan": "runs.hetero.plan",
     "Identity": "protocols.mask.keys",
@@ -83,8 +91,10 @@ _FROM = {
     "aggregate": "protocols.messages",
     "audit_plan": "audit.auditor:audit",
     "build_model": "models.zoo",
+    "check_recovery": "protocols.perturb.both_halves",
     "compare": "runs.rounds.compare",
     "compile_model": "protocols.share.circuit.compiler",
+    "digest": "protocols.wire",
     "export_run": "runs.rounds.export",
     "inspect": "models.coverage",
     "load_dataset": "data",
@@ -102,6 +112,9 @@ __all__ = [
     "AuditResult",
     "BilateralError",
     "Callback",
+    "Cohort",
+    "CohortServer",
+    "CohortSite",
     "Dataset",
     "HeteroPlan",
     "Identity",
@@ -127,8 +140,10 @@ __all__ = [
     "aggregate",
     "audit_plan",
     "build_model",
+    "check_recovery",
     "compare",
     "compile_model",
+    "digest",
     "export_run",
     "inspect",
     "load_dataset",

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from bilateral.bench import baselines
-from bilateral.bench.baselines import SumOfLarge, _one_sum, _sums, measure_baselines
+from bilateral.bench.baselines import SumOfLarge, Workload, measure_baselines, one_sum, sums_of_baselines
 from bilateral.protections.registry import baseline_names
 
 
 @pytest.mark.parametrize("name", ["ckks", "hybrid-alpha"])
 def test_seconds_are_multiplied_up_and_say_from_how_many_values(name):
-    (one,) = [one for one in _sums() if one.protection == name]
+    (one,) = [one for one in sums_of_baselines(5) if one.protection == name]
     small = replace(one, sample=8)
-    row = _one_sum(small, 80, 1.0, 1)
+    row = one_sum(small, Workload("a network", 80, 1.0, 40, 5), 1)
     assert row["extrapolated"]
     assert (row["values"], row["measured_values"]) == (80 * one.num_terms, 8)
     assert row["round_ratio"] == pytest.approx(1 + row["client_seconds"] + row["server_seconds"])
@@ -40,11 +40,11 @@ def test_a_sum_that_is_wrong_measures_nothing(monkeypatch):
             return Opener()
 
     with pytest.raises(AssertionError, match="measures nothing"):
-        _one_sum(SumOfLarge("ckks", Wrong(), 40, 1, 8), 80, 1.0, 1)
+        one_sum(SumOfLarge("ckks", Wrong(), 40, 1, 8), Workload("a network", 80, 1.0, 40, 5), 1)
 
 
 def test_cryptosystems_are_measured_at_the_key_sizes_that_protections_have():
-    sizes = {one.protection: getattr(one.system, "key_bits", None) for one in _sums()}
+    sizes = {one.protection: getattr(one.system, "key_bits", None) for one in sums_of_baselines(5)}
     assert sizes == {"ckks": None, "tp-smc": 2048, "pile": 2048, "hybrid-alpha": None}
 
 
@@ -53,4 +53,6 @@ def test_the_quick_bench_has_a_row_for_every_baseline():
     rows = measure_baselines(True, lambda *_: None)
     whole = [row["protection"] for row in rows if row["part"] == "whole run"]
     assert whole == ["fedavg", "perturbation+masks", *baseline_names()]
-    assert [row["protection"] for row in rows if row["part"] == "one sum"] == [one.protection for one in _sums()]
+    assert [row["protection"] for row in rows if row["part"] == "one sum"] == [
+        one.protection for one in sums_of_baselines(5)
+    ]

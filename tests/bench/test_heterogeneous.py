@@ -99,3 +99,12 @@ def test_unknown_tables_and_workloads_are_named():
         list(bench.HeteroTable("x").plans())
     with pytest.raises(PlanError, match="no workload 'x'"):
         list(bench.HeteroTable("queries", "x").plans())
+
+
+def test_what_a_kill_left_before_the_first_checkpoint_is_no_hindrance(small):
+    plan = next(small.plans())
+    for name in (f"alone-digits-{plan.training_digest()}", f"case-digits-{plan.digest()}"):
+        (small.output / name).mkdir(parents=True)
+        (small.output / name / "plan.toml").write_text("half a pl", encoding="utf-8")
+    rows = bench.rows_of_case(plan, small, lambda _: None)
+    assert [row["architecture"] for row in rows] == ["mlp-3", "average"]

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from bilateral.cli import main as main_module
 from bilateral.cli.main import main
+
+SCHEMAS = Path(main_module.__file__).parent / "schemas"
 
 
 @dataclass(frozen=True)
@@ -23,9 +29,15 @@ class Outcome:
         return json.loads(self.out)
 
 
+@cache
+def validator(command: str) -> Draft202012Validator:
+    """Of what the published schema says that a command prints with `--json`."""
+    return Draft202012Validator(json.loads((SCHEMAS / f"{command}.json").read_text(encoding="utf-8")))
+
+
 @pytest.fixture
 def bilateral(monkeypatch, capsys, tmp_path):
-    """Call `bilateral(*words)` in an empty current directory."""
+    """Call `bilateral(*words)` in an empty current directory. What `--json` prints is held to its schema."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BILATERAL_DATA", raising=False)
 
@@ -36,6 +48,8 @@ def bilateral(monkeypatch, capsys, tmp_path):
             main()
         captured = capsys.readouterr()
         code = stopped.value.code
+        if "--json" in words and captured.out:
+            validator(str(words[0])).validate(json.loads(captured.out))
         return Outcome(0 if code is None else int(code), captured.out, captured.err)
 
     return call

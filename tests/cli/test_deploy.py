@@ -5,6 +5,7 @@ import stat
 
 import pytest
 
+from bilateral import RunPlan, run
 from bilateral.engine.flare import submission
 from bilateral.engine.flare.deployment import deploy
 from bilateral.engine.flare.processes import free_ports
@@ -124,11 +125,12 @@ class TestSubmit:
 
     @pytest.mark.parametrize("words", [(), ("--json",)])
     def test_a_run_whose_every_round_failed_is_an_error(self, bilateral, plan, kits, monkeypatch, words):
+        small = {"data.name": "breast-cancer", "model.name": "mlp-3", "model.options": {"width": 4}}
+        done = run(RunPlan().with_settings({**small, "training.rounds": 2, "protection": "masks"}), save=False)
         values = {
-            "metrics": {"test_accuracy": 0.5}, "rounds": 2, "finished": True, "incidents": [], "seconds": 1.0,
+            **done.as_dict(),
             "rounds_failed": [{"round_index": index, "reason": "Too few."} for index in range(2)],
-            "megabytes_up": 0.0, "megabytes_down": 0.0, "guarantee": {"protection": "x", "claims": [], "leaks": []},
-        }  # fmt: skip
+        }
         monkeypatch.setattr(submission, "submit_run", lambda *_, **__: submission.Submitted("first", "job", values))
         outcome = bilateral("submit", kits.admin, plan, "--quiet", *words)
         assert outcome.code == 2

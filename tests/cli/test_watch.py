@@ -33,7 +33,7 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus, read_run
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
-HANG = 300.0
+HANG = 900.0
 """Seconds after which a command that should have ended hangs."""
 
 

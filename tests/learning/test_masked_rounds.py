@@ -18,7 +18,6 @@ from bilateral.learning.aggregation import Incident, PlainAggregation
 from bilateral.learning.client import TrainingClient
 from bilateral.learning.exchange import SETUP, Dropouts, Enough, LocalExchange, kept_of
 from bilateral.learning.masked_aggregation import MaskedAggregation, PairwiseAggregation
-from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader, PairwiseUploader, announce
 from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.mask.client import MaskClient
@@ -36,7 +35,7 @@ from bilateral.protocols.mask.messages import (
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.membership import ClipNorm, KeyRequest
-from bilateral.protocols.messages import Upload
+from bilateral.protocols.messages import Upload, UploadShape
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import ClipSettings
 from bilateral.protocols.perturb.messages import SoftmaxQuery
@@ -338,12 +337,12 @@ def test_in_the_clear_a_reply_that_is_no_upload_is_an_incident_and_pairwise_it_f
         "client-3": KeyRequest(b"")
     }
     plain = PlainAggregation(SHAPE)
-    assert plain.close(0, replies, None).contributors == NAMES[:2]
+    assert plain.close(0, replies, None, ()).contributors == NAMES[:2]
     assert [incident.client for incident in plain.incidents] == ["client-3"]
     pairwise = PairwiseAggregation(RUN, NAMES, SHAPE)
     pairwise._expected = set(NAMES[:3])
     with pytest.raises(ThresholdError, match="no upload from client-3"):
-        pairwise.close(0, replies, None)
+        pairwise.close(0, replies, None, ())
 
 
 @dataclass

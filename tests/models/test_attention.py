@@ -564,7 +564,7 @@ def test_what_is_written_out_computes_what_torchs_layer_computes(number, trainin
 def halves(model):
     graph = ScaleGraph.of(model, TOKENS)
     settings = PerturbationSettings("ce")
-    return PerturbServer(model, graph, settings, (7,)), PerturbClient("a", model, graph, settings)
+    return PerturbServer(model, graph, settings), PerturbClient("a", model, graph, settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])

@@ -137,7 +137,7 @@ def recovery_errors(made, example, loss="ce", noise="activation", *, seed=0, nor
     inputs, labels, numbers = batch(graph, example)
     targets = labels if loss == "ce" else numbers
     settings = PerturbationSettings(loss, noise, norm_inputs=norm_inputs)
-    server = PerturbServer(model, graph, settings, tuple(example.shape[1:]), SeededRandomness(seed, "server"))
+    server = PerturbServer(model, graph, settings, SeededRandomness(seed, "server"))
     client = PerturbClient("client", model, graph, settings, SeededRandomness(seed, "client"))
     upload = client.train(server.start_round(0), inputs, targets, len(inputs))
     got = server.recover(aggregate({"client": upload}, 0)).gradient

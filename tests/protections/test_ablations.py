@@ -36,7 +36,7 @@ class Bench:
             self.model.get_parameter(frozen).requires_grad_(False)
         self.graph = ScaleGraph.of(self.model, torch.zeros(1, *SHAPE))
         self.settings = PerturbationSettings(loss, softmax=softmax)
-        self.server = PerturbServer(self.model, self.graph, self.settings, SHAPE, SeededRandomness(1))
+        self.server = PerturbServer(self.model, self.graph, self.settings, SeededRandomness(1))
         self.clients = [PerturbClient(f"client-{k}", self.model, self.graph, self.settings) for k in range(CLIENTS)]
         generator = torch.Generator().manual_seed(0)
         self.batches = []

@@ -23,7 +23,7 @@ def train(inputs, targets, loss="ce", protection="perturbation", dtype=torch.flo
         message = FedAvgServer(model, graph).start_round(0)
         return FedAvgClient("site-1", model, graph, loss).train(message, inputs, targets, len(inputs))
     settings = PerturbationSettings(loss)
-    message = PerturbServer(model, graph, settings, (FEATURES,)).start_round(0)
+    message = PerturbServer(model, graph, settings).start_round(0)
     return PerturbClient("site-1", model, graph, settings).train(message, inputs, targets, len(inputs))
 
 

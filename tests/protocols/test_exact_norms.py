@@ -144,7 +144,7 @@ def test_settings_and_graph_must_agree_about_normalisation():
     model = network("group norm")
     graph = ScaleGraph.of(model, small_inputs())
     with pytest.raises(PlanError, match=r"'scaled'.*'exact'.*ScaleGraph.of"):
-        PerturbServer(model, graph, PerturbationSettings(norm_inputs="scaled"), SHAPE)
+        PerturbServer(model, graph, PerturbationSettings(norm_inputs="scaled"))
 
 
 def test_the_guarantee_names_values_in_the_clear_with_exact_normalisation():

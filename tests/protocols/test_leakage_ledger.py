@@ -36,7 +36,7 @@ def trained_regressor():
 
 def start(model, settings, shape=(5,)):
     graph = ScaleGraph.of(model, torch.zeros(1, *shape))
-    return PerturbServer(model, graph, settings, shape, SeededRandomness(3)), graph
+    return PerturbServer(model, graph, settings, SeededRandomness(3)), graph
 
 
 def test_line_1_a_client_fits_the_group_secrets_with_100_labelled_samples():
@@ -218,7 +218,7 @@ def test_line_7_the_products_of_a_heads_weights_are_left_alone_by_factors_and_pl
     """What is left is only what stands around them: factors and places of the table's channels."""
     model = randomised(Attending().double(), 0)
     graph = ScaleGraph.of(model, torch.zeros(1, 5, dtype=torch.int64))
-    server = PerturbServer(model, graph, PerturbationSettings("ce"), (5,), SeededRandomness(3))
+    server = PerturbServer(model, graph, PerturbationSettings("ce"), SeededRandomness(3))
     sent = graph.unflatten(server.start_round(0).parameters)
     words, inner = sent["words.weight"], sent["q.weight"].T @ sent["k.weight"]
     true = {name: p.detach() for name, p in model.named_parameters()}
@@ -232,7 +232,7 @@ def test_line_12_a_sum_says_which_rows_of_a_table_were_looked_up():
     model = randomised(Attending().double(), 0)
     graph = ScaleGraph.of(model, torch.zeros(1, 5, dtype=torch.int64))
     settings = PerturbationSettings("ce")
-    server = PerturbServer(model, graph, settings, (5,), SeededRandomness(3))
+    server = PerturbServer(model, graph, settings, SeededRandomness(3))
     message = server.start_round(0)
     batches = {"a": torch.tensor([[1, 1, 4, 1, 4]]), "b": torch.tensor([[4, 7, 7, 7, 7]])}
     uploads = {

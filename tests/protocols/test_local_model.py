@@ -68,7 +68,7 @@ from bilateral.protocols.perturb.settings import PerturbationSettings
 layers = {layers}
 model = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 graph, settings = ScaleGraph.of(model, torch.zeros(1, 4, 8, 8)), PerturbationSettings("mse", "offset")
-message = PerturbServer(model, graph, settings, (4, 8, 8)).start_round(0)
+message = PerturbServer(model, graph, settings).start_round(0)
 PerturbClient("client", model, graph, settings).train(message, torch.randn(5, 4, 8, 8), torch.randn(5, 3), 5)
 """
 

@@ -57,7 +57,7 @@ def test_recovery_is_exact_however_large_the_noise_is(noise, outputs, seed, rati
 def test_one_term_is_uploaded_and_nothing_is_asked(noise):
     model, plan = mlp(), local(noise, 3)
     graph = ScaleGraph.of(model, torch.zeros(1, 6))
-    server = PerturbServer(model, graph, plan, (6,), SeededRandomness(0))
+    server = PerturbServer(model, graph, plan, SeededRandomness(0))
     client = PerturbClient("anna", model, graph, plan, SeededRandomness(1))
     sent = client.train(server.start_round(0), *batch(), 8)
     assert isinstance(sent, Upload)
@@ -88,7 +88,7 @@ def test_cotangents_equal_autograd_of_the_loss_by_who_knows_the_noise():
 def test_told_noise_is_part_of_what_masks_are_bound_to():
     """A server that tells two clients different noise gets no sum: masks depend on the digest of the model message."""
     model = mlp()
-    server = PerturbServer(model, ScaleGraph.of(model, torch.zeros(1, 6)), local(), (6,), SeededRandomness(0))
+    server = PerturbServer(model, ScaleGraph.of(model, torch.zeros(1, 6)), local(), SeededRandomness(0))
     message = server.start_round(0)
     assert len(message.group_secrets) == 1
     assert digest(message) != digest(replace(message, group_secrets=message.group_secrets + 1e-9))
@@ -98,5 +98,5 @@ def test_told_noise_is_part_of_what_masks_are_bound_to():
 @pytest.mark.parametrize("loss", ["mse", "ce"])
 def test_without_a_local_softmax_no_secret_is_told(loss):
     model, plan = mlp(), PerturbationSettings(loss, softmax="blinded")
-    server = PerturbServer(model, ScaleGraph.of(model, torch.zeros(1, 6)), plan, (6,), SeededRandomness(0))
+    server = PerturbServer(model, ScaleGraph.of(model, torch.zeros(1, 6)), plan, SeededRandomness(0))
     assert not len(server.start_round(0).group_secrets)

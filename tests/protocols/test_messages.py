@@ -29,7 +29,7 @@ class Pair:
         graph = ScaleGraph.of(model, torch.zeros(1, *SHAPE))
         settings = PerturbationSettings(loss, num_partitions=2, softmax=softmax)
         self.settings = settings
-        self.server = PerturbServer(model, graph, settings, SHAPE, SeededRandomness(0))
+        self.server = PerturbServer(model, graph, settings, SeededRandomness(0))
         self.client = PerturbClient("anna", model, graph, settings, SeededRandomness(1))
         self.message = self.server.start_round(5)
         self.inputs = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0))

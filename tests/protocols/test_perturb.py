@@ -113,7 +113,7 @@ def test_terms_and_recovery_equal_the_equations_written_out_by_loops():
     inputs, targets = batch(3, 4, "mse", 7)
     graph = graph_of(model)
     settings = PerturbationSettings("mse", "activation", 2)
-    server = PerturbServer(model, graph, settings, (6,), SeededRandomness(3))
+    server = PerturbServer(model, graph, settings, SeededRandomness(3))
     message = server.start_round(0)
     named = graph.unflatten(message.parameters)
     layers = ["0", "2", "head"]
@@ -158,7 +158,7 @@ def test_terms_and_recovery_equal_the_equations_written_out_by_loops():
 def test_every_round_has_fresh_secrets():
     model = mlp()
     graph = graph_of(model)
-    server = PerturbServer(model, graph, PerturbationSettings(), (6,), SeededRandomness(0))
+    server = PerturbServer(model, graph, PerturbationSettings(), SeededRandomness(0))
     messages, secrets = [], []
     for round_index in range(3):
         messages.append(server.start_round(round_index))
@@ -174,7 +174,7 @@ def test_every_round_has_fresh_secrets():
 def test_head_input_places_do_not_matter_to_the_noise():
     model = mlp()
     graph = graph_of(model)
-    server = PerturbServer(model, graph, PerturbationSettings("mse"), (6,), SeededRandomness(0))
+    server = PerturbServer(model, graph, PerturbationSettings("mse"), SeededRandomness(0))
     head = graph.unflatten(server.start_round(0).parameters)["head.weight"]
     secrets = server._secrets
     order = positions(graph.head_weight.binding.inputs, secrets.exchange)
@@ -189,7 +189,7 @@ def test_noise_has_the_size_of_the_spread_of_the_logits():
         for ratio in (0.3, 3.0):
             settings = PerturbationSettings("mse", noise, 10, noise_ratio=ratio)
             calibration = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-            server = PerturbServer(model, graph_of(model), settings, (6,), SeededRandomness(1), calibration)
+            server = PerturbServer(model, graph_of(model), settings, SeededRandomness(1), calibration)
             message = server.start_round(0)
             noisy = copy.deepcopy(model)
             with torch.no_grad():
@@ -203,7 +203,7 @@ def test_noise_has_the_size_of_the_spread_of_the_logits():
 @pytest.mark.parametrize("noise", NOISES)
 def test_the_size_of_a_single_group_secret_is_not_a_known_number(noise):
     model = mlp()
-    server = PerturbServer(model, graph_of(model), PerturbationSettings("mse", noise), (6,), SeededRandomness(0))
+    server = PerturbServer(model, graph_of(model), PerturbationSettings("mse", noise), SeededRandomness(0))
     sizes = []
     for round_index in range(9):  # within one calibration interval
         server.start_round(round_index)
@@ -218,7 +218,7 @@ def test_noise_is_sized_by_batch_statistics_even_before_the_running_ones_are_any
     shape = (3, 8, 8)
     model = build_model("resnet-20", input_shape=shape, num_outputs=5, width=4, shortcut="concat").train()
     graph = graph_of(model, shape)
-    server = PerturbServer(model, graph, PerturbationSettings("mse"), shape, SeededRandomness(0))
+    server = PerturbServer(model, graph, PerturbationSettings("mse"), SeededRandomness(0))
     noisy = copy.deepcopy(model)
     inputs = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_noise_is_sized_by_batch_statistics_even_before_the_running_ones_are_any
 
 def test_noise_stays_bounded_when_head_inputs_sum_to_zero():
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 3)).double()
-    server = PerturbServer(model, graph_of(model), PerturbationSettings("mse"), (6,), SeededRandomness(1))
+    server = PerturbServer(model, graph_of(model), PerturbationSettings("mse"), SeededRandomness(1))
     server.start_round(0)
     assert float(server._secrets.output_noise.abs().max()) < 100
 
@@ -239,7 +239,7 @@ def test_noise_stays_bounded_when_head_inputs_sum_to_zero():
 def test_offset_noise_without_a_head_bias_is_refused():
     model = mlp(bias=False)
     with pytest.raises(PlanError, match=r"bias in the head `head`.*activation"):
-        PerturbServer(model, graph_of(model), PerturbationSettings(noise="offset"), (6,))
+        PerturbServer(model, graph_of(model), PerturbationSettings(noise="offset"))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_offset_noise_without_a_head_bias_is_refused():
 def test_partitions_outside_the_outputs_are_refused(options, text):
     model = mlp()
     with pytest.raises(PlanError, match=text):
-        PerturbServer(model, graph_of(model), PerturbationSettings(**options), (6,))
+        PerturbServer(model, graph_of(model), PerturbationSettings(**options))
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,12 @@ def test_settings_that_make_no_sense_are_refused(options):
 def test_cross_entropy_with_one_output_is_refused():
     model = mlp(outputs=1)
     with pytest.raises(PlanError, match="at least 2 outputs"):
-        PerturbServer(model, graph_of(model), PerturbationSettings("ce"), (6,))
+        PerturbServer(model, graph_of(model), PerturbationSettings("ce"))
 
 
 def test_secrets_never_appear_in_a_repr():
     model = mlp()
-    server = PerturbServer(model, graph_of(model), PerturbationSettings(), (6,), SeededRandomness(0))
+    server = PerturbServer(model, graph_of(model), PerturbationSettings(), SeededRandomness(0))
     server.start_round(0)
     for text in (repr(server._secrets), str(server._secrets), repr(server)):
         assert "tensor" not in text
@@ -292,7 +292,7 @@ def test_calibration_leaves_the_model_as_it_was():
     model.get_submodule("head").eval()  # an odd mixture of modes must survive
     modes = [m.training for m in model.modules()]
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    PerturbServer(model, graph_of(model, (3, 8, 8)), PerturbationSettings(), (3, 8, 8)).start_round(0)
+    PerturbServer(model, graph_of(model, (3, 8, 8)), PerturbationSettings()).start_round(0)
     assert [m.training for m in model.modules()] == modes
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -67,7 +67,7 @@ def checked(model, settings=None, graph=None, given=None, channels_last=None):
     graph = graph or ScaleGraph.of(net(), examples(), norm_inputs=settings.norm_inputs)
 
     def make_halves(copied, inputs, randomness):
-        server = PerturbServer(copied, graph, settings, SHAPE, randomness.child("server"), inputs)
+        server = PerturbServer(copied, graph, settings, randomness.child("server"), inputs)
         own = randomness.child("client")
         return server, PerturbClient("check", copied, graph, settings, own, channels_last=channels_last)
 
@@ -289,7 +289,7 @@ def test_a_client_that_cannot_run_the_model_is_a_typed_error():
             raise RuntimeError("view size is not compatible")
 
     def make_halves(copied, inputs, randomness):
-        server = PerturbServer(copied, graph, settings, SHAPE, randomness.child("server"), inputs)
+        server = PerturbServer(copied, graph, settings, randomness.child("server"), inputs)
         return server, Fails("check", copied, graph, settings, randomness.child("client"))
 
     with pytest.raises(ModelError, match=r"a client could not train it.*view size"):

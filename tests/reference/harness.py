@@ -89,7 +89,7 @@ def run(model, inputs):
 def run_round(model, settings, batches, input_shape, seed=0, round_index=0, weights=None):
     """One round with a client for each batch. Returns (recovered update, server)."""
     graph = ScaleGraph.of(model, torch.zeros(1, *input_shape), norm_inputs=settings.norm_inputs)
-    server = PerturbServer(model, graph, settings, input_shape, SeededRandomness(seed, "server"))
+    server = PerturbServer(model, graph, settings, SeededRandomness(seed, "server"))
     message = server.start_round(round_index)
     uploads = {}
     for number, (inputs, targets) in enumerate(batches):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from bilateral.engine.plan import RunPlan
 from bilateral.report.run_page.page import write_run_page
@@ -31,11 +32,13 @@ RUNS = {
     },
 }
 
+_FOLDERS = ExitStack()
+
 
 @cache
 def directory_of(name: str) -> Path:
     """The directory of a finished run."""
-    path = Path(mkdtemp(prefix=f"bilateral-{name}-")) / name
+    path = Path(_FOLDERS.enter_context(TemporaryDirectory(prefix=f"bilateral-{name}-"))) / name
     run(RunPlan().with_settings({**SMALL, **RUNS[name]}), output=path)
     return path
 
@@ -43,3 +46,10 @@ def directory_of(name: str) -> Path:
 @cache
 def page_of(name: str) -> Path:
     return write_run_page(directory_of(name))
+
+
+def let_go() -> None:
+    """Nothing of the runs is left; who asks again has them run again."""
+    _FOLDERS.close()
+    directory_of.cache_clear()
+    page_of.cache_clear()

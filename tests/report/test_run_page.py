@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.report.run_pages import RUNS, SMALL, directory_of, page_of
 
 from bilateral.engine.events import MessageRefused, RunStarted, SiteMissed, write_event
 from bilateral.engine.plan import RunPlan
+from bilateral.engine.privacy import privacy_of
 from bilateral.errors import CheckpointError
 from bilateral.report.run_page.facts import facts_of
 from bilateral.report.run_page.page import run_page, write_run_page
@@ -82,6 +84,15 @@ def test_noise_is_shown_over_the_rounds_and_ends_at_what_is_spent() -> None:
     )
     assert "Epsilon over the rounds" in page
     assert f"bounded: epsilon {result['privacy']['rows'][0]['epsilon']:.3g}" in page
+
+
+def test_what_a_paper_claims_under_conditions_is_not_drawn_over_the_rounds() -> None:
+    claimed = {"noise.mechanism": "published", "noise.epsilon": 3.0, "perturbation.noise": "offset"}
+    report = privacy_of(RunPlan().with_settings({**SMALL, "protection": "perturbation", **claimed}))
+    assert report is not None and report.is_conditional
+    page = run_page(replace(facts_of(directory_of("noise")), privacy=report.as_dict()))
+    assert "Published, conditional" in page
+    assert "Epsilon over the rounds" not in page
 
 
 def test_hidden_parameters_are_drawn_where_clients_get_a_disguise() -> None:

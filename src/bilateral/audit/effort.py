@@ -45,6 +45,21 @@ class InvertingEffort:
 
 
 @dataclass(frozen=True)
+class PriorEffort:
+    """Of gradient inversion with a generative prior."""
+
+    training_steps: int
+    starts: int
+    """Of the search in latents; a quarter of them go on."""
+    first_steps: int
+    latent_steps: int
+    feature_steps: int
+    """Of the search in each space after the latents."""
+    noises: tuple[float, ...]
+    """Of the gradients on which it is compared with matching, as shares of their norm."""
+
+
+@dataclass(frozen=True)
 class SharedEffort:
     """Of the experiments on secret-shared prediction."""
 
@@ -91,6 +106,9 @@ class Effort:
     """So many times more a suspicious row is tried."""
     most_trained_rounds: int | None
     """Of a training whose models are attacked; None: as many as the plan has."""
+    canaries: int
+    """Of a run whose epsilon is bounded by itself, at most."""
+    prior: PriorEffort
     memorising: Mapping[Loss, MemorisingEffort]
     inverting: InvertingEffort
     shared: SharedEffort
@@ -122,6 +140,8 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         swapped_rounds=20,
         fresh_runs=0,
         most_trained_rounds=20,
+        canaries=1_000,
+        prior=PriorEffort(150, starts=4, first_steps=10, latent_steps=30, feature_steps=15, noises=()),
         memorising=_BRIEFLY,
         inverting=InvertingEffort(2, 40, None, False, 500, 300, search_steps=60, search_restarts=4),
         shared=SharedEffort(queries=16, repeats=4, examples=16, trials=20, copies=100),
@@ -142,6 +162,8 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         swapped_rounds=40,
         fresh_runs=3,
         most_trained_rounds=None,
+        canaries=4_000,
+        prior=PriorEffort(600, starts=8, first_steps=30, latent_steps=60, feature_steps=40, noises=(2.0,)),
         memorising=_FULLY,
         # Three runs of a third of the plan's rounds: they cost one training.
         inverting=InvertingEffort(3, 50, 3, True, 1_000, 400, search_steps=200, search_restarts=8),
@@ -163,6 +185,10 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         swapped_rounds=120,
         fresh_runs=3,
         most_trained_rounds=None,
+        canaries=8_000,
+        prior=PriorEffort(
+            3_000, 16, first_steps=50, latent_steps=200, feature_steps=100, noises=(0.0, 0.5, 1.0, 2.0, 4.0)
+        ),
         memorising=_FULLY,
         inverting=InvertingEffort(5, 0, 1, False, 3_000, 1_500, search_steps=400, search_restarts=16),
         shared=SharedEffort(queries=20, repeats=16, examples=200, trials=200, copies=600),

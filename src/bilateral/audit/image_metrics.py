@@ -15,9 +15,11 @@ from skimage.metrics import structural_similarity
 from torch import Tensor, nn
 
 from bilateral.audit.evidence import Condition
+from bilateral.audit.perception import Perception
 from bilateral.audit.scores import (
     FEATURE_MSE,
     INPUT_ERROR,
+    PERCEPTUAL,
     PSNR,
     RECONSTRUCTED,
     SSIM,
@@ -93,6 +95,8 @@ class Ruler:
 
     bounds: ValueRange
     features: Callable[[Tensor], Tensor]
+    perception: Perception | None = None
+    """A distance of its own, where somebody trained one."""
 
     @classmethod
     def of(cls, bounds: ValueRange, network: nn.Module, head: str, public: Tensor) -> Ruler:
@@ -111,13 +115,14 @@ class Ruler:
         shown, real = self.bounds.to_unit(inside), self.bounds.to_unit(truth)
         value = psnr(shown, real)
         ours, true = self.features(torch.stack([inside, truth]))
-        return {
+        found = {
             PSNR: value,
             SSIM: ssim(shown, real),
             RECONSTRUCTED: float(value > SUCCESS_DB),
             TEST_MSE: float((inside.double() - truth.double()).square().mean()),
             FEATURE_MSE: float((ours - true).square().mean()),
         }
+        return found if self.perception is None else {**found, PERCEPTUAL: self.perception(inside, truth)}
 
     def score_best(self, candidates: Tensor, truth: Tensor) -> dict[Metric, float]:
         """The candidate nearest to the truth: what somebody who looks through them all would find."""

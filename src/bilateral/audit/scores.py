@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from bilateral.audit.permutations import NUM_RESAMPLES, FloatArray, chance_of_a_larger_mean
 
 CONFIDENCE = 0.95
-NUM_RESAMPLES = 9999
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ INPUT_ERROR = Metric("relative error of the sample", "low", digits=2)
 LABEL = Metric("labels read", "high", is_rate=True, digits=2)
 TEST_MSE = Metric("test MSE", "low", digits=3)
 FEATURE_MSE = Metric("feature MSE", "low", digits=4)
+PERCEPTUAL = Metric("perceptual distance (own network)", "low")
 AUC = Metric("AUC", "high", is_share=True)
 BALANCED_ACCURACY = Metric("balanced accuracy", "high", is_share=True)
 TPR_AT_1 = Metric("TPR at 1 % FPR", "high", is_share=True)
@@ -102,10 +102,12 @@ def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tu
     return middle - half, middle + half
 
 
+@lru_cache(maxsize=4096)
 def p_value(target: Scores, control: Scores, *, paired: bool) -> float:
     """How likely a difference in the attacker's favour this large is if the target is no better than the control.
 
-    Permutation test on the means: signs of differences are flipped if paired, otherwise scores change sides.
+    Permutation test on the means: signs of differences are flipped if paired, otherwise scores change sides. The same
+    scores are asked about many times, when an audit ends and whenever it is shown, and always get the same draws.
     """
     _expect_comparable(target, control, paired=paired)
     sign = 1.0 if target.metric.better == "high" else -1.0
@@ -113,16 +115,7 @@ def p_value(target: Scores, control: Scores, *, paired: bool) -> float:
     ours, theirs = _without_infinities(ours, theirs)
     if paired and not np.any(ours - theirs):
         return 1.0
-    found = _stats().permutation_test(
-        (ours, theirs),
-        lambda a, b, axis: np.mean(a, axis=axis) - np.mean(b, axis=axis),
-        permutation_type="samples" if paired else "independent",
-        vectorized=True,
-        n_resamples=NUM_RESAMPLES,
-        alternative="greater",
-        rng=np.random.default_rng(0),
-    )
-    return float(found.pvalue)
+    return chance_of_a_larger_mean(ours, theirs, paired=paired)
 
 
 def smallest_p_value(target: Scores, control: Scores, *, paired: bool) -> float:

@@ -51,15 +51,27 @@ class SumOfLarge:
     sample: int
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What is summed once an epoch: a network's gradients, beside so many plain steps of so many seconds."""
+
+    model: str
+    parameters: int
+    step_seconds: float
+    epoch_steps: int
+    num_clients: int
+
+
 def measure_baselines(quick: bool, progress: Progress) -> list[dict[str, Any]]:
     """Rows of both parts; quick runs are of few rounds, so that their accuracies say nothing."""
-    sums = _sums()
+    sums = sums_of_baselines(NUM_CLIENTS)
     rows = _whole_runs(quick, lambda done, total: progress(done, total + len(sums), "whole runs in lockstep"))
     step = _plain_step(1 if quick else 3)
     parameters = sum(p.numel() for p in _large_model().parameters())
+    given = Workload(LARGE, parameters, step, EPOCH_STEPS, NUM_CLIENTS)
     for number, one in enumerate(sums):
         progress(number, len(sums), f"a sum under {one.protection}")
-        rows.append(_one_sum(one, parameters, step, 1 if quick else 3))
+        rows.append(one_sum(one, given, 1 if quick else 3))
     return rows
 
 
@@ -93,11 +105,11 @@ def _whole_runs(quick: bool, progress: Callable[[int, int], None]) -> list[dict[
     ]
 
 
-def _sums() -> Sequence[SumOfLarge]:
+def sums_of_baselines(num_clients: int) -> Sequence[SumOfLarge]:
     """As the protections set them up by default."""
-    noisy = IntegerFormat(20, 4, NUM_CLIENTS)
+    noisy = IntegerFormat(20, 4, num_clients)
     counts = IntegerFormat(28, 12, 50_000)
-    small = IntegerFormat(14, 2, NUM_CLIENTS)
+    small = IntegerFormat(14, 2, num_clients)
     terms = len(term_names(RunPlan().perturbation.settings("ce")))
     return (
         SumOfLarge("ckks", ExactCkks(), BITS, 1, 32_768),
@@ -107,9 +119,10 @@ def _sums() -> Sequence[SumOfLarge]:
     )
 
 
-def _one_sum(one: SumOfLarge, parameters: int, step: float, repeats: int) -> dict[str, Any]:
+def one_sum(one: SumOfLarge, given: Workload, repeats: int) -> dict[str, Any]:
     """Seconds of one encrypted sum, with what was measured multiplied up."""
-    names = tuple(f"client-{k}" for k in range(NUM_CLIENTS))
+    step, num_steps = given.step_seconds, given.epoch_steps
+    names = tuple(f"client-{k}" for k in range(given.num_clients))
     started = time.perf_counter()
     dealt = one.system.deal(names, SecureRandomness())
     dealing = time.perf_counter() - started
@@ -128,7 +141,7 @@ def _one_sum(one: SumOfLarge, parameters: int, step: float, repeats: int) -> dic
             opener.check(ciphertexts[name], one.sample, name)
         request = opener.request(ciphertexts)
         adding = time.perf_counter() - started
-        asked = names[: one.system.num_helpers(NUM_CLIENTS)]
+        asked = names[: one.system.num_helpers(given.num_clients)]
         started = time.perf_counter()
         if one.system.dealer_opens:
             parts = {"the authority": one.system.master(dealt.public, dealt.master).help_open(request)}
@@ -142,13 +155,13 @@ def _one_sum(one: SumOfLarge, parameters: int, step: float, repeats: int) -> dic
         assert np.array_equal(total, right), "a sum that is wrong measures nothing"
         client.append(encrypting + helping)
         server.append(adding + opening)
-    count = one.num_terms * parameters
+    count = one.num_terms * given.parameters
     scale = count / one.sample
     of_client, of_server = scale * statistics.median(client), scale * statistics.median(server)
     return {
         "part": "one sum",
         "protection": one.protection,
-        "model": LARGE,
+        "model": given.model,
         "values": count,
         "measured_values": one.sample,
         "extrapolated": True,
@@ -157,9 +170,9 @@ def _one_sum(one: SumOfLarge, parameters: int, step: float, repeats: int) -> dic
         "dealing_seconds": dealing,
         "plain_step_seconds": step,
         "round_ratio": (step + of_client + of_server) / step,
-        "epoch_ratio": (EPOCH_STEPS * step + of_client + of_server) / (EPOCH_STEPS * step),
+        "epoch_ratio": (num_steps * step + of_client + of_server) / (num_steps * step),
         "upload_bytes": scale * len(ciphertexts[names[0]]),
-        "upload_ratio": scale * len(ciphertexts[names[0]]) / (4 * parameters),
+        "upload_ratio": scale * len(ciphertexts[names[0]]) / (4 * given.parameters),
     }
 
 

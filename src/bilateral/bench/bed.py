@@ -87,8 +87,7 @@ def make_bed(
     seed: int = 0,
     channels_last: bool | None = None,
 ) -> Bed:
-    shape = tuple(batch.inputs.shape[1:])
-    server = PerturbServer(model, graph, settings, shape, SeededRandomness(seed, "server"), batch.inputs[:4])
+    server = PerturbServer(model, graph, settings, SeededRandomness(seed, "server"), batch.inputs[:4])
     client = PerturbClient(
         "bench", model, graph, settings, SeededRandomness(seed, "client"), channels_last=channels_last
     )

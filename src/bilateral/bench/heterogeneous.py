@@ -15,6 +15,7 @@ and cases.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,13 +109,18 @@ def measure_heterogeneous(quick: bool, progress: Progress, chosen: HeteroTable |
     told: set[str] = set()
     for number, plan in enumerate(plans):
         tell = partial(_tell, progress, number, len(plans), chosen.table)
-        result = _case(plan, _stand_alone(plan, chosen, tell), chosen, tell)
+        result = rows_of_case(plan, chosen, tell)
         if plan.training_digest() not in told:
             told.add(plan.training_digest())
             rows += [_as_stand_alone(row) for row in result]
         rows += [_with_gain(row) for row in result]
     progress(len(plans), len(plans), "done")
     return rows
+
+
+def rows_of_case(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]) -> list[dict[str, Any]]:
+    """The rows of one plan, from models that trained alone, which plans share; what is there is not redone."""
+    return _case(plan, _stand_alone(plan, chosen, tell), chosen, tell)
 
 
 def _tell(progress: Progress, done: int, total: int, table: str, at: HeteroProgress) -> None:
@@ -124,7 +130,7 @@ def _tell(progress: Progress, done: int, total: int, table: str, at: HeteroProgr
 def _stand_alone(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]) -> Path:
     """The directory of the models that trained alone; trained now, if they are not there."""
     path = chosen.output / f"alone-{plan.data.name}-{plan.training_digest()}"
-    resume = RunDirectory(path).checkpoint.exists()
+    resume = _goes_on(path)
     run_hetero(
         RunDirectory.open(path, load_hetero_plan)[1] if resume else plan,
         output=path,
@@ -136,6 +142,15 @@ def _stand_alone(plan: HeteroPlan, chosen: HeteroTable, tell: Callable[[HeteroPr
     return path
 
 
+def _goes_on(path: Path) -> bool:
+    """Whether there is something to go on with. What a kill left before the first checkpoint is nothing, and goes."""
+    if RunDirectory(path).checkpoint.exists():
+        return True
+    if path.exists():
+        shutil.rmtree(path)
+    return False
+
+
 def _case(
     plan: HeteroPlan, alone: Path, chosen: HeteroTable, tell: Callable[[HeteroProgress], None]
 ) -> list[dict[str, Any]]:
@@ -143,7 +158,7 @@ def _case(
     path = chosen.output / f"case-{plan.data.name}-{plan.digest()}"
     result_file = path / "result.json"
     if not result_file.exists():
-        resume = RunDirectory(path).checkpoint.exists()
+        resume = _goes_on(path)
         run_hetero(
             plan,
             output=path,

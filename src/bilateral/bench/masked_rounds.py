@@ -19,6 +19,7 @@ from bilateral.protocols.messages import Aggregate, Message, Upload
 from bilateral.randomness import SeededRandomness
 
 RUN_ID = b"bench aggregation"
+CONTEXT = b"uploads that nobody trained"
 
 
 @dataclass
@@ -140,7 +141,7 @@ def one_round(
         upload = replace(upload_of(name), round_index=round_index)
         with clock.running(name):
             clients[name].receive_shares(routed)
-            masked = clients[name].mask(upload)
+            masked = clients[name].mask(upload, context=CONTEXT)
         assert isinstance(masked, MaskedUpload), "uploads of a benchmark are within their range"
         return masked
 
@@ -151,7 +152,7 @@ def one_round(
         routed = server.route()
     each(routed, mask, server.collect_upload)
     with clock.running("server"):
-        listed = server.close_uploads()
+        listed = server.close_uploads(context=CONTEXT)
     each(dict.fromkeys(alive, listed), timed("sign"), server.collect_signature)
     with clock.running("server"):
         request = server.request_shares()

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from torch import Tensor
+
 from bilateral.bench.metering import PartyCost
 from bilateral.bench.prediction_party import Network, images
 from bilateral.bench.three_parties import PARTIES, BatchCost, three_parties
@@ -90,6 +92,7 @@ class SecurePrediction:
     styles: tuple[str, ...] = (SEALED.name, HARDENED.name)
     threads: int = 1
     batch_norm: bool = False
+    input_shape: tuple[int, ...] = INPUT_SHAPE
 
     def __post_init__(self) -> None:
         if not self.models or min(self.batch_sizes, default=0) < 1:
@@ -103,7 +106,7 @@ class SecurePrediction:
         # ResNets and DenseNets have batch normalisation unless told otherwise; some others do not know the option.
         is_told = self.batch_norm or model.startswith(("resnet", "densenet"))
         options = {"batch_norm": self.batch_norm} if is_told else {}
-        return Network(model, INPUT_SHAPE, NUM_OUTPUTS, json.dumps(options), SEED)
+        return Network(model, self.input_shape, NUM_OUTPUTS, json.dumps(options), SEED)
 
 
 def measure_secure_prediction(
@@ -127,7 +130,8 @@ def measure_secure_prediction(
 
             for group in groups.values():
                 group.offer(chosen.network(model))
-            measured = _measure(groups, networks[model], batch_size, num_batches, step)
+            drawn = [images(batch_size, chosen.input_shape, SEED + 1 + one) for one in range(num_batches)]
+            measured = _measure(groups, networks[model], drawn, step)
             for style, found in measured.items():
                 rows += case_rows(chosen, style, model, batch_size, found, measured)
     progress(len(cases) * num_batches, len(cases) * num_batches, "done")
@@ -159,15 +163,13 @@ class Measured:
 def _measure(
     groups: Mapping[str, _Groups],
     model: FixedPointModel,
-    batch_size: int,
-    num_batches: int,
+    drawn: Sequence[Tensor],
     step: Callable[[int], None],
 ) -> dict[str, Measured]:
     """All styles in turn, batch by batch: what a busy machine does to one it does to the others."""
     found = {style: Measured() for style in groups}
-    for number in range(num_batches):
+    for number, queries in enumerate(drawn):
         step(number)
-        queries = images(batch_size, INPUT_SHAPE, SEED + 1 + number)
         expected = predict_in_batches(model, queries)
         for style, group in groups.items():
             batch, ahead, one = group.at_once.predict(queries), group.ahead.predict_ahead(queries), found[style]

@@ -40,7 +40,7 @@ class PublishedLeNet(nn.Module):
 
 def build_published_lenet(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return PublishedLeNet()
 
 

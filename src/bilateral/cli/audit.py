@@ -191,6 +191,7 @@ def audit_command(
 
 def _exit_if(broken: bool) -> None:
     if broken:
+        err.print("Not every claim of this plan holds, or it makes none (--strict); the verdicts above say why.")
         raise typer.Exit(BROKEN_CLAIM)
 
 
@@ -199,6 +200,7 @@ def leakage_page_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
     ] = None,
+    json: Json = False,
 ) -> None:
     """Write the page on what leaks, from stored audits: what the papers claim, what attackers got, what closes it.
 
@@ -209,10 +211,13 @@ def leakage_page_command(
     check_writable(output)
     results = [(_stored_name(path), stored_result(_stored_file(path))) for path in stored]
     page = leakage_page(results, {_stored_name(path): pictures_beside(_stored_file(path)) for path in stored})
-    if output is None:
-        out.print(page, markup=False)
-    else:
+    if output is not None:
         output.write_text(page, encoding="utf-8")
+    if json:
+        told = {"audits": [name for name, _ in results], "output": None if output is None else str(output)}
+        print_json({**told, "page": page if output is None else None})
+    elif output is None:
+        out.print(page, markup=False)
 
 
 def _check_choice(what: str, value: str | None, choices: tuple[str, ...]) -> None:

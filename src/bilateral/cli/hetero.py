@@ -177,7 +177,9 @@ def _runner(engine: str) -> Callable[..., HeteroResult]:
 def _architectures(text: str) -> list[dict[str, Any]]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise PlanError(f"Expected models such as mlp-3,lenet, got {text!r}.")
+        raise PlanError(
+            f"Expected models such as mlp-3,lenet, got {text!r}.", remedy="Name one or more, parted by commas."
+        )
     return [{"name": name} for name in names]
 
 

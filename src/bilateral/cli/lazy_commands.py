@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
 import typer.core
 import typer.main
+
+from bilateral.cli.completion import is_asked, light_command
 
 
 class LazyCommands(typer.core.TyperGroup):
@@ -21,7 +25,8 @@ class LazyCommands(typer.core.TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         if name is None or listed is None or listed.callback is None:
             return name, listed, rest
-        return name, _loaded(name, listed.callback()), rest
+        load = partial(_load, name, listed.callback)
+        return name, light_command(name, load) if is_asked() else load(), rest
 
 
 def imported(app: typer.Typer) -> dict[str, Any]:
@@ -37,6 +42,10 @@ def add_lazily(app: typer.Typer, name: str, module: str, line: str) -> None:
         return getattr(importlib.import_module(module), f"{name.replace('-', '_')}_command")
 
     app.command(name, help=line)(import_command)
+
+
+def _load(name: str, import_command: Callable[[], Any]) -> Any:
+    return _loaded(name, import_command())
 
 
 def _loaded(name: str, function: Any) -> Any:

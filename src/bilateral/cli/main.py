@@ -19,7 +19,6 @@ app = typer.Typer(
     cls=LazyCommands,
     help="Federated deep learning: the server sees only sums, and clients train a model that they do not have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -42,6 +41,7 @@ _COMMANDS = {
     "doctor": "Look at this machine: versions, processor, kernels, memory, data, NVIDIA FLARE, space; and say what to "
     "do.",
     "compare": "FedSGD and the protections side by side, on the same batches.",
+    "reproduce": "Redo a table of the papers: their figures and ours side by side, and what agrees.",
     "inspect": "Which protections take a model, and what perturbation hides of it, parameter by parameter.",
     "privacy": "Print what a plan spends, or solve for the noise that meets a budget. Nothing is trained.",
     "export": "Write a run's model for inference: exact predictions, scaled and permuted parameters.",
@@ -51,6 +51,7 @@ _COMMANDS = {
     "of the model else.",
     "deal": "Deal for the clients of a `bilateral serve`, as a third party: it sees no model, no question and no "
     "answer.",
+    "schema": "Print the JSON Schema of what a command prints with `--json`.",
     "bench": "Measure this installation; both sides of a ratio are measured alternately in one process (or one "
     "FLARE job).",
 }
@@ -79,13 +80,14 @@ def main() -> None:
     try:
         app()
     except BilateralError as error:
-        _print_error(str(error))
+        _print_error(error.in_full())
         sys.exit(2)
     except OSError as error:  # a full disk, a folder without permission
-        _print_error(f"{error.strerror or error}: {error.filename or ''}")
+        where = f": {error.filename}" if error.filename else ""
+        _print_error(f"{error.strerror or error}{where}. See that the path, its permissions and free space are right.")
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("Interrupted.")
+        err.print("Interrupted. What was saved is kept; where a command has --resume, that goes on.")
         sys.exit(130)
 
 

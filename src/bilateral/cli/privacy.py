@@ -104,6 +104,6 @@ def _print_report(plan: RunPlan, report: PrivacyReport) -> None:
     out.print(table)
     for row in report.rows:
         out.print(f"  [dim]{escape(row.observer)}: if {escape(row.assumption)}[/]")
-    if report.status != "sound":
+    if report.is_conditional:
         out.print("  [dim]epsilon in total: all rounds composed, if the claim for one round held[/]")
     out.print("noise: " + ", ".join(f"{name} {value:.4g}" for name, value in report.deviations.items()))

@@ -143,6 +143,7 @@ def serve_command(
 
 def deal_command(
     kit: Annotated[Path, typer.Argument(help="The dealer's kit (a folder).", show_default=False)],
+    json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Deal for the clients of a `bilateral serve`, as a third party: it sees no model, no question and no answer.
@@ -159,9 +160,18 @@ def deal_command(
             f"{kit} is the kit of {own.name}, who asks.", remedy=f"Use it with `bilateral ask {kit}`."
         )
     err.print(f"{own.name} deals. Ctrl-C stops.")
+    dealt = 0
     with ProgressBar("questions dealt for", quiet=quiet) as bar:
-        deal_for(own, SecureRandomness(), lambda count: bar.update(count, max(count, 1)))
+
+        def tell(count: int) -> None:
+            nonlocal dealt
+            dealt = count
+            bar.update(count, max(count, 1))
+
+        deal_for(own, SecureRandomness(), tell)
     err.print("The server has stopped, or another process deals with this kit.")
+    if json:
+        print_json({"dealer": own.name, "questions_dealt": dealt})
 
 
 def checked_reveal(reveal: str) -> Reveal:
@@ -169,7 +179,10 @@ def checked_reveal(reveal: str) -> Reveal:
         if reveal == known:
             found: Reveal = known
             return found
-    raise PlanError(f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.")
+    raise PlanError(
+        f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.",
+        remedy="`class` tells least.",
+    )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from bilateral.data.image_formats import (
     read_npz,
     read_svhn_mat,
 )
-from bilateral.data.sampling import limit, standardise
+from bilateral.data.sampling import limit, shrunk, standardise
 from bilateral.data.task import Task
 from bilateral.errors import DataError
 
@@ -64,13 +64,15 @@ def load_images(
     num_train: int | None = None,
     num_test: int | None = None,
     normalise: bool = True,
+    shrink: int = 1,
     seed: int = 0,
 ) -> Dataset:
     """Load the first complete format of `image_set` in `data_dir`.
 
     Pixels are scaled to [0, 1]; `normalise` then removes the mean of each channel and divides by its standard
     deviation, both of the train split. `num_train` and `num_test` keep a seeded subset in which every class
-    keeps its share. For regression the target is the class index over the highest one: a grade in [0, 1].
+    keeps its share. `shrink` averages blocks of so many pixels either way: smaller images, for quick experiments. For
+    regression the target is the class index over the highest one: a grade in [0, 1].
     """
     chosen_task = image_set.tasks[0] if task is None else task
     if chosen_task not in image_set.tasks:
@@ -82,8 +84,8 @@ def load_images(
     raw_train, raw_test = _read(image_set, data_dir)
     train_kept = limit(raw_train.labels, num_train, "num_train", seed)
     test_kept = limit(raw_test.labels, num_test, "num_test", seed)
-    train = _to_split(raw_train, train_kept, chosen_task, image_set.num_classes)
-    test = _to_split(raw_test, test_kept, chosen_task, image_set.num_classes)
+    train = _to_split(raw_train, train_kept, chosen_task, image_set.num_classes, shrink)
+    test = _to_split(raw_test, test_kept, chosen_task, image_set.num_classes, shrink)
     if normalise and train.inputs.shape[1] == test.inputs.shape[1]:
         inputs = standardise(train.inputs, test.inputs, dims=(0, 2, 3))
         train = Split(inputs[0], train.targets, train.sites)
@@ -118,9 +120,11 @@ def _read(image_set: ImageSet, data_dir: Path | None) -> tuple[RawImages, RawIma
     raise image_set.source.missing(f"looked in {directory}")
 
 
-def _to_split(raw: RawImages, kept: np.ndarray[tuple[int], np.dtype[np.int64]], task: Task, classes: int) -> Split:
+def _to_split(
+    raw: RawImages, kept: np.ndarray[tuple[int], np.dtype[np.int64]], task: Task, classes: int, shrink: int
+) -> Split:
     """The kept samples only: a full set in float32 takes four times its size on disk."""
-    inputs = torch.from_numpy(np.ascontiguousarray(raw.images[kept])).float().div_(255.0)
+    inputs = shrunk(torch.from_numpy(np.ascontiguousarray(raw.images[kept])).float().div_(255.0), shrink, "`shrink`")
     targets: Tensor = torch.from_numpy(raw.labels[kept])
     if task == "regression":
         targets = (targets.float() / (classes - 1)).unsqueeze(1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,3 +69,15 @@ def standardise(train: Tensor, test: Tensor, dims: tuple[int, ...] = (0,)) -> tu
     negligible = deviation <= 1e-6 * mean.abs()
     scale = torch.where(negligible | (deviation == 0), torch.ones_like(deviation), deviation)
     return (train - mean).div_(scale), (test - mean).div_(scale)
+
+
+def shrunk(images: Tensor, factor: int, option: str) -> Tensor:
+    """Images (NCHW) with blocks of `factor` pixels either way averaged; `option` is what an error calls the factor."""
+    if factor == 1:
+        return images
+    if not isinstance(factor, int) or factor < 1 or images.ndim != 4 or min(images.shape[2:]) < factor:
+        raise DataError(
+            f"Expected {option} from 1 to the size of the images, which are {list(images.shape[1:])}, got {factor!r}.",
+            remedy=f"Lower {option}, or leave it out.",
+        )
+    return F.avg_pool2d(images, factor)

@@ -97,6 +97,16 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class SiteTold(Event):
+    """A site told what it found of the model after `round` rounds, since the plan asks for it."""
+
+    event: ClassVar[str] = "site_told"
+    site: str
+    round: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
 class SiteMissed(Event):
     """A site gave no answer at a stage of a round (dead, too slow, cut off); it is out of the round."""
 

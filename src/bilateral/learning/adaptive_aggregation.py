@@ -37,9 +37,7 @@ class AdaptiveAggregation:
     def take(self, round_index: int, sender: str, reply: Message) -> Packet:
         return self._inner.take(round_index, sender, reply)
 
-    def close(
-        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
-    ) -> Aggregate:
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet) -> Aggregate:
         # The norm is still that of `open`: it changes only with the sum.
         total = self._inner.close(round_index, replies, exchange, (self._message(round_index), *sent))
         return self._norm.take(total)

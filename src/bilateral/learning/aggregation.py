@@ -11,8 +11,8 @@ from torch import Tensor
 from bilateral.errors import NumericalRangeError, ProtocolError, ThresholdError
 from bilateral.learning.exchange import Exchange, Packet, Unusable
 from bilateral.learning.halves import OpenedRound
-from bilateral.learning.upload_check import UploadShape, check_upload, is_out_of_range
-from bilateral.protocols.messages import Aggregate, Message, Upload, aggregate
+from bilateral.learning.upload_check import check_upload, is_out_of_range
+from bilateral.protocols.messages import Aggregate, Message, Upload, UploadShape, aggregate
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ class Aggregation(Protocol):
         """Called with each reply as it comes: nothing, or `Enough` where it was used and need not be kept."""
         ...
 
-    def close(
-        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
-    ) -> Aggregate:
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet) -> Aggregate:
         """The sum of what the clients sent last. `sent`: what they were sent to train on, the same to all."""
         ...
 
@@ -82,7 +80,7 @@ class PlainAggregation:
         round_index: int,
         replies: Mapping[str, Message],
         exchange: Exchange,  # noqa: ARG002
-        sent: Packet = (),  # noqa: ARG002
+        sent: Packet,  # noqa: ARG002
     ) -> Aggregate:
         uploads = uploads_among(replies, round_index, self._shape, self.incidents)
         if not uploads:

@@ -76,7 +76,7 @@ class EncryptedAggregation:
         round_index: int,
         replies: Mapping[str, Message],
         exchange: Exchange,
-        sent: Packet = (),  # noqa: ARG002
+        sent: Packet,  # noqa: ARG002
     ) -> Aggregate:
         self._delivered.update(replies)
         self._keys.informed(list(replies))

@@ -27,7 +27,6 @@ from bilateral.errors import LostSumError, ProtocolError, ThresholdError
 from bilateral.learning.aggregation import Incident, expect, uploads_among
 from bilateral.learning.exchange import SETUP, Enough, Exchange, Packet, Taken
 from bilateral.learning.halves import OpenedRound
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.class_balance import CountClasses
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
@@ -43,7 +42,7 @@ from bilateral.protocols.mask.messages import (
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.suspects import Suspects
 from bilateral.protocols.membership import KeyRequest, RoundMembers
-from bilateral.protocols.messages import Aggregate, Message, aggregate
+from bilateral.protocols.messages import Aggregate, Message, UploadShape, aggregate
 from bilateral.protocols.wire import digest
 
 
@@ -149,9 +148,7 @@ class MaskedAggregation:
         self._collect(round_index, {sender: reply}, self._server.collect_upload, (MaskedUpload,))
         return Enough.keeping(Taken(round_index))
 
-    def close(
-        self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet = ()
-    ) -> Aggregate:
+    def close(self, round_index: int, replies: Mapping[str, Message], exchange: Exchange, sent: Packet) -> Aggregate:
         server = self._server
         self._collect_uploads(round_index, replies)
         while server.refused:
@@ -161,7 +158,7 @@ class MaskedAggregation:
         for name in server.refusers:
             reason = f"RangeRefusal from {name} could not be granted; it is left out of the round."
             self.incidents.append(Incident(round_index, name, reason))
-        listed = server.close_uploads(digest(*sent))
+        listed = server.close_uploads(context=digest(*sent))
         signatures = exchange(round_index, dict.fromkeys(listed.survivors, (listed,)))
         self._collect(round_index, signatures, server.collect_signature, (SurvivorSignature,))
         request = server.request_shares()
@@ -263,7 +260,7 @@ class PairwiseAggregation:
         round_index: int,
         replies: Mapping[str, Message],
         exchange: Exchange,  # noqa: ARG002
-        sent: Packet = (),  # noqa: ARG002
+        sent: Packet,  # noqa: ARG002
     ) -> Aggregate:
         self._keys.informed(list(replies))
         uploads = uploads_among(replies, round_index, self._shape, self.incidents)

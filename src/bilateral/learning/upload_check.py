@@ -8,32 +8,15 @@ seen is whether numbers of the right form are the right numbers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, MAX_WEIGHT
-from bilateral.protocols.messages import Upload
+from bilateral.protocols.messages import Upload, UploadShape
 
 _DTYPES = (torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class UploadShape:
-    """What every upload of a run looks like."""
-
-    num_terms: int
-    num_parameters: int
-    num_statistics: int
-    weight: int | None = None
-    """What the plan fixes; None is the client's own affair."""
-
-    @property
-    def num_values(self) -> int:
-        """All of it as one vector, with the weight at the end."""
-        return self.num_terms * self.num_parameters + self.num_statistics + 1
 
 
 def check_upload(upload: Upload, round_index: int, shape: UploadShape, sender: str) -> None:

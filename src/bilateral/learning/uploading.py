@@ -131,7 +131,7 @@ class MaskUploader:
         self._context = digest(norm, *beside, model)
 
     def finish(self, upload: Upload) -> Message:
-        return self._masks.mask(upload, self._context)
+        return self._masks.mask(upload, context=self._context)
 
     def _receive_shares(self, message: RoutedShares) -> Message | None:
         try:

@@ -135,7 +135,7 @@ def _tried(model: nn.Module, examples: Tensor) -> tuple[tuple[BatchNormLayer, ..
     for name, module in _batch_norms(model):
         module.register_forward_hook(lambda *_, name=name: called.add(name))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         try:
             outputs: Any = model(examples)
         except Exception as error:  # the user's own code, which raises what it likes

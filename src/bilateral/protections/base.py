@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
-from bilateral.learning.upload_check import UploadShape
 from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protections.groundwork import ClientBasis, Groundwork, Plan
@@ -22,7 +21,7 @@ from bilateral.protections.sections import NoisePlan
 from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protections.traits import MaskName, Traits
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import Message
+from bilateral.protocols.messages import Message, UploadShape
 from bilateral.protocols.objective import Objective
 
 

@@ -16,12 +16,12 @@ from bilateral.learning.aggregation import Aggregation
 from bilateral.learning.client import Schedule, Uploader
 from bilateral.learning.exchange import Party
 from bilateral.learning.halves import ClientHalf, GradientCheck, ServerHalf
-from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import AddPairwise, Agreed, Opened, Privatise
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.widths import WIDEST, Width
+from bilateral.protocols.messages import UploadShape
 from bilateral.protocols.noise.adaptive import AdaptiveNorm
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter

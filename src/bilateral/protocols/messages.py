@@ -72,6 +72,14 @@ class RoundModel(Message):
 
 
 @dataclass(frozen=True)
+class NamedTensors(RoundModel):
+    """Named tensors of any shapes, laid end to end in `parameters`: what a loop of one's own sends down."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Question(Message):
     """What a client asks in the middle of a round; the server's half of the protection answers it."""
 
@@ -84,6 +92,22 @@ class Upload(Message):
     weight: int
     terms: Tensor
     statistics: Tensor
+
+
+@dataclass(frozen=True)
+class UploadShape:
+    """What every upload of a run looks like."""
+
+    num_terms: int
+    num_parameters: int
+    num_statistics: int
+    weight: int | None = None
+    """What the plan fixes; None is the client's own affair."""
+
+    @property
+    def num_values(self) -> int:
+        """All of it as one vector, with the weight at the end."""
+        return self.num_terms * self.num_parameters + self.num_statistics + 1
 
 
 @dataclass(frozen=True)

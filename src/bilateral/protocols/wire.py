@@ -26,6 +26,9 @@ from bilateral.errors import MalformedMessageError
 from bilateral.protocols.messages import Message
 
 _MAGIC: Final = b"BLT1"
+_PACKET_MAGIC: Final = b"BLP1"
+_MAX_MESSAGES: Final = 16
+"""In a packet: a roster, an opening, and a few more."""
 _MAX_HEADER: Final = 1 << 20
 """Names and sizes take some 60 bytes a client in the largest messages (rosters, shares): room for 15,000 clients."""
 _ALIGNMENT: Final = 64
@@ -69,6 +72,30 @@ def decode(data: bytes | bytearray, types: Iterable[type[_M]], sender: str) -> _
     values = {field: reader.read(f"{name}.{field}", described[field], expected[field]) for field in expected}
     reader.expect_end()
     return known[name](**values)
+
+
+def encode_packet(messages: Iterable[Message]) -> bytes:
+    """Several messages that travel together, as one string of bytes: of each its length (8 bytes), then itself."""
+    parts: list[bytes | memoryview] = [_PACKET_MAGIC]
+    for message in messages:
+        pieces = encode_parts(message)
+        parts += [sum(memoryview(piece).nbytes for piece in pieces).to_bytes(8, "little"), *pieces]
+    return b"".join(parts)
+
+
+def decode_packet(data: bytes | bytearray, types: Iterable[type[_M]], sender: str) -> tuple[_M, ...]:
+    """The inverse of `encode_packet`. Only messages of `types` are read."""
+    if data[: len(_PACKET_MAGIC)] != _PACKET_MAGIC:
+        raise _refusal(sender, "it does not begin as a packet does")
+    known, at = tuple(types), len(_PACKET_MAGIC)
+    found: list[_M] = []
+    while at < len(data):
+        end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+        if at + 8 > len(data) or end > len(data) or len(found) == _MAX_MESSAGES:
+            raise _refusal(sender, f"a packet of {len(data)} bytes is cut off, or has more than {_MAX_MESSAGES} parts")
+        found.append(decode(data[at + 8 : end], known, sender))
+        at = end
+    return tuple(found)
 
 
 def _field_types(kind: type[Message]) -> dict[str, Any]:

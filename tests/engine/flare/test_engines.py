@@ -28,52 +28,48 @@ def gradients(path):
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory):
     path = tmp_path_factory.mktemp("engines") / "run"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        result = run(CHOSEN, output=path)
-    finally:
-        torch.set_num_threads(threads)
-    return path, result
+    return path, run(CHOSEN, output=path)
 
 
-@pytest.mark.parametrize("engine", ["flare-sim", "flare-poc"])
-def test_an_engine_recovers_the_same_gradients_and_ends_with_the_same_model(tmp_path, in_process, engine, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    path, here = in_process
-    notes = []
-    there = run_on_flare(KIND, CHOSEN, engine, output=tmp_path / "run", on_note=notes.append)
+FILES = {"plan.toml", "metrics.csv", "events.jsonl", "privacy.json", "checkpoint.safetensors", "result.json"}
+
+
+def expect_the_same(path, expected, there, run):
+    """Gradients of all rounds, the checkpoint, the figures of the result and the files of two runs."""
     assert there.finished
-    assert gradients(tmp_path / "run") == gradients(path)
+    assert gradients(run) == gradients(path)
     assert len(set(gradients(path))) == CHOSEN.training.rounds
-    ours, theirs = (load_checkpoint(p / "checkpoint.safetensors").tensors for p in (path, tmp_path / "run"))
+    ours, theirs = (load_checkpoint(p / "checkpoint.safetensors").tensors for p in (path, run))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    expected = here.as_dict()
     for key in ("metrics", "difference_to_fedavg", "megabytes_up", "megabytes_down", "metrics_of_fedavg"):
         assert there.values[key] == expected[key]
-    files = {file.name for file in (tmp_path / "run").iterdir() if not file.name.startswith(".")}
-    assert files == {
-        "plan.toml",
-        "metrics.csv",
-        "events.jsonl",
-        "privacy.json",
-        "checkpoint.safetensors",
-        "result.json",
-    }
+    assert {file.name for file in run.iterdir() if not file.name.startswith(".")} == FILES
 
 
-def test_a_run_that_was_stopped_in_one_process_goes_on_in_the_simulator(tmp_path, in_process):
-    path, _ = in_process
-    stops = iter([False, True])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        run(CHOSEN, output=tmp_path / "run", should_stop=lambda: next(stops))
-    finally:
-        torch.set_num_threads(threads)
-    assert run_on_flare(KIND, CHOSEN, "flare-sim", output=tmp_path / "run", resume=True).finished
-    assert gradients(tmp_path / "run") == gradients(path)
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["flare-sim", "flare-poc"])
+def test_an_engine_recovers_the_same_gradients_and_ends_with_the_same_model(tmp_path, in_process, engine, monkeypatch):
+    """From the first round on; by default, that which was stopped is gone on with (below)."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path, here = in_process
+    there = run_on_flare(KIND, CHOSEN, engine, output=tmp_path / "run")
+    expect_the_same(path, here.as_dict(), there, tmp_path / "run")
+
+
+def test_a_run_that_was_stopped_in_one_process_goes_on_in_the_simulator_with_the_same_gradients_and_model(
+    tmp_path, in_process, monkeypatch
+):
+    """Stopped after two rounds and gone on with, here and there: three rounds are FLARE's, and all that is kept."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    whole, _ = in_process
+    for name in ("here", "there"):
+        stops = iter([False, True])
+        run(CHOSEN, output=tmp_path / name, should_stop=lambda stops=stops: next(stops))
+    here = run(CHOSEN, output=tmp_path / "here", resume=True)
+    there = run_on_flare(KIND, CHOSEN, "flare-sim", output=tmp_path / "there", resume=True)
+    expect_the_same(tmp_path / "here", here.as_dict(), there, tmp_path / "there")
+    assert gradients(tmp_path / "there") == gradients(whole)
 
 
 def test_simulated_dropouts_are_refused_where_sites_can_really_die(tmp_path):
@@ -82,32 +78,39 @@ def test_simulated_dropouts_are_refused_where_sites_can_really_die(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_resuming_with_another_plan_is_refused(tmp_path):
-    run(CHOSEN, output=tmp_path / "run")
+def test_resuming_with_another_plan_is_refused(in_process):
+    path, _ = in_process
     other = CHOSEN.with_settings({"seed": 3})
     with pytest.raises(Exception, match="another plan"):
-        run_on_flare(KIND, other, "flare-sim", output=tmp_path / "run", resume=True)
-    assert RunDirectory(tmp_path / "run").result.exists()
+        run_on_flare(KIND, other, "flare-sim", output=path, resume=True)
+    assert RunDirectory(path).result.exists()
 
 
 @pytest.mark.long
-def test_local_steps_are_the_same_in_one_process_and_in_the_simulator(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "site_metrics"), [("flare-sim", "stay"), ("flare-poc", "share"), ("flare-poc", "stay")]
+)
+def test_local_steps_are_the_same_in_one_process_and_on_flare(tmp_path, monkeypatch, engine, site_metrics):
+    """And sites tell what they measured if the plan says so; what stays is in no file of the server's."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     local = {
         "protection": "masks",
         "training.local_epochs": 1,
         "training.server_optimiser": "yogi",
         "training.rounds": 3,
+        "evaluation.site_holdout": 0.2,
+        "evaluation.site_metrics": site_metrics,
     }
     chosen = CHOSEN.with_settings(local)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        run(chosen, output=tmp_path / "here", reference=False)
-    finally:
-        torch.set_num_threads(threads)
-    assert run_on_flare(KIND, chosen, "flare-sim", output=tmp_path / "there", options={"reference": False}).finished
+    here = run(chosen, output=tmp_path / "here", reference=False)
+    there = run_on_flare(KIND, chosen, engine, output=tmp_path / "there", options={"reference": False})
+    assert there.finished
     ours, theirs = (load_checkpoint(tmp_path / p / "checkpoint.safetensors").tensors for p in ("here", "there"))
     assert any("second" in name for name in ours)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert there.values["told_by_sites"] == here.told_by_sites
+    tells = site_metrics == "share"
+    assert set(here.told_by_sites) == ({"client-1", "client-2", "client-3"} if tells else set())
+    files = [file.read_bytes() for file in (tmp_path / "there").rglob("*") if file.is_file()]
+    assert any(b"site_loss" in content for content in files) is tells

@@ -191,7 +191,7 @@ def disturbed(tmp_path_factory):
         training__dtype="float64",  # rounding does not add up to anything, however many rounds there are
         aggregation__threshold=0.6,
         perturbation__softmax="blinded",
-        federation__timeout=20.0,  # FLARE ends no job before its last call is over, be it to a dead site
+        federation__timeout=10.0,  # FLARE ends no job before its last call is over, be it to a dead site
         federation__patience=300.0,
     )
     (folder / "plan.toml").write_text(dump_plan(chosen))

@@ -170,3 +170,23 @@ def test_the_features_are_what_goes_into_the_output_layer():
     assert features.shape == (300, 84)
     assert torch.allclose(model.head(features), logits, atol=1e-5)
     assert torch.allclose(nn.Module.__call__(model, inputs), logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [None, 9])
+def test_the_control_takes_as_many_steps_on_its_own_samples_and_learns_nothing_from_answers(digits, monkeypatch, most):
+    steps, seen = [], []
+
+    def watched(model, samples, course, generator):
+        steps.append(course.num_steps(len(samples)))
+        seen.append(samples)
+
+    monkeypatch.setattr("bilateral.learning.hetero.client.fit", watched)
+    for from_answers in (True, False):
+        retraining = replace(SETTINGS.retraining, from_answers=from_answers, max_steps=most)
+        client = _client(digits, settings=replace(SETTINGS, retraining=retraining))
+        queries = client.make_queries(1)
+        client.retrain(AnsweredQueries(queries, torch.zeros(len(queries), 10), 3), 1)
+    assert steps[0] == steps[1] > 0
+    assert len(seen[0]) == 40 + len(queries)
+    assert torch.equal(seen[1].inputs, seen[0].inputs[:40])
+    assert len(seen[1]) == 40

@@ -103,3 +103,11 @@ def _is_rectangle(mask):
 def _is_run(line):
     places = line.nonzero().flatten()
     return int(places[-1] - places[0]) + 1 == len(places)
+
+
+def test_a_fixed_weight_is_that_of_every_mixup_and_draws_the_same_pairs():
+    samples = torch.eye(6)
+    drawn = build_pool("mixup", samples, 40, _generator(3))
+    fixed = build_pool("mixup", samples, 40, _generator(3), 0.3)
+    assert torch.equal(drawn > 0, fixed > 0)
+    assert torch.allclose(fixed.sort(1).values[:, -2:], torch.tensor([0.3, 0.7]).expand(40, 2))

@@ -13,6 +13,7 @@ from bilateral.protocols.messages import Upload
 from bilateral.randomness import SeededRandomness
 
 RUN = b"run 7"
+MODEL = b"the digest of what all of them trained on"
 NAMES = ("anna", "bela", "cleo", "dora", "emil", "finn", "gina", "hugo", "ivan", "jana", "karl", "lena")
 BEFORE_SHARES, BEFORE_UPLOAD, BEFORE_SIGNATURE, BEFORE_REVEAL, NEVER = range(5)
 """When a client drops out."""
@@ -81,11 +82,11 @@ class Group:
     def upload(self, uploads, names):
         for name in names:
             client = self.clients[name]
-            answer = client.mask(uploads[name]) if client._upload is None else client.mask_again()
+            answer = client.mask(uploads[name], context=MODEL) if client._upload is None else client.mask_again()
             self.server.collect_upload(name, sent(answer))
 
     def sign(self, names=None):
-        listed = sent(self.server.close_uploads())
+        listed = sent(self.server.close_uploads(context=MODEL))
         for name in names if names is not None else listed.survivors:
             self.server.collect_signature(name, sent(self.clients[name].sign(listed)))
         return listed

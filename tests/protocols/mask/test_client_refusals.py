@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.protocols.mask.harness import NAMES, Group, upload_of
+from tests.protocols.mask.harness import MODEL, NAMES, Group, upload_of
 from tests.protocols.mask.walk import FIVE, Walk, cut, list_with
 
 from bilateral.errors import AuthenticationError, NumericalRangeError, ProtocolError, ThresholdError
@@ -94,20 +94,20 @@ def test_bad_uploads_are_refused_at_the_client_by_its_name_and_a_good_one_still_
         (replace(good, terms=good.terms[:1]), ProtocolError, "bela.*expected 2 terms"),
     ):
         with pytest.raises(kind, match=match):
-            walk.clients["bela"].mask(wrong)
+            walk.clients["bela"].mask(wrong, context=MODEL)
     walk.finish("upload")
 
 
 def test_a_client_masks_once_an_attempt_and_only_after_the_shares():
     walk = Walk("route")
     with pytest.raises(ProtocolError, match="bela: an upload was not asked for"):
-        walk.clients["bela"].mask(walk.uploads["bela"])
+        walk.clients["bela"].mask(walk.uploads["bela"], context=MODEL)
     with pytest.raises(ProtocolError, match="bela: there is no upload"):
         walk.clients["bela"].mask_again()
     walk.complete("route")
     walk.complete("upload")
     other = Upload(0, 1, torch.ones(2, 5), torch.zeros(3))
-    for again in (lambda: walk.clients["bela"].mask(other), walk.clients["bela"].mask_again):
+    for again in (lambda: walk.clients["bela"].mask(other, context=MODEL), walk.clients["bela"].mask_again):
         with pytest.raises(ProtocolError, match="bela: an upload was not asked for"):
             again()
     walk.finish("sign")
@@ -185,7 +185,7 @@ def test_survivors_that_no_mask_connects_are_not_summed():
     group.route()
     group.upload({name: upload_of(0) for name in names}, names)
     with pytest.raises(ThresholdError, match="not connected"):
-        group.server.close_uploads()
+        group.server.close_uploads(context=MODEL)
     with pytest.raises(ThresholdError, match="not connected"):
         group.clients["anna"].sign(SurvivorList(0, 0, names, names))
 
@@ -268,3 +268,17 @@ def test_signatures_of_another_run_or_round_do_not_count():
     request = replace(walk.request, signatures=(other_round, *walk.request.signatures[1:]))
     with pytest.raises(AuthenticationError, match="signature of anna"):
         walk.clients["bela"].reveal(request)
+
+
+def test_masks_and_lists_are_bound_to_what_was_trained_on_or_not_made_at_all():
+    group = Group(NAMES[:3])
+    group.share(group.server.open_round(0, group.names, 3), group.names)
+    group.route()
+    with pytest.raises(TypeError, match="context"):
+        group.clients["anna"].mask(upload_of(0))
+    with pytest.raises(ProtocolError, match="digest of what clients were sent to train on, got nothing"):
+        group.clients["anna"].mask(upload_of(0), context=b"")
+    with pytest.raises(ProtocolError, match="digest of what clients were sent to train on, got nothing"):
+        group.server.close_uploads(context=b"")
+    group.upload({name: upload_of(0, seed) for seed, name in enumerate(group.names)}, group.names)
+    assert group.sign().survivors == group.names

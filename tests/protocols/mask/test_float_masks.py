@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from tests.protocols.mask.harness import NAMES, RUN, Group, key_rings, upload_of
+from tests.protocols.mask.harness import MODEL, NAMES, RUN, Group, key_rings, upload_of
 
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.protocols.mask.float_masks import FloatMaskClient, gaussian
@@ -77,7 +77,7 @@ def test_line_6_masks_modulo_2_64_do_not_let_the_same_server_tell():
         group = Group(FOUR)
         group.share(group.server.open_round(0, FOUR, 2), FOUR)
         group.route()
-        masked = group.clients["anna"].mask(Upload(0, 8, torch.full((1, 20_000), value), torch.zeros(1)))
+        masked = group.clients["anna"].mask(Upload(0, 8, torch.full((1, 20_000), value), torch.zeros(1)), context=MODEL)
         sizes.append(masked.values.double().abs().mean() / 2.0**63)
     assert all(abs(float(size) - 0.5) < 0.01 for size in sizes)
 

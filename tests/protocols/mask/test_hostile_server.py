@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
-from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, sent, upload_of
+from tests.protocols.mask.harness import BEFORE_UPLOAD, MODEL, NAMES, Group, sent, upload_of
 from tests.protocols.mask.walk import FIVE, Walk
 
 from bilateral.errors import (
@@ -58,16 +58,16 @@ def test_clients_that_were_shown_different_openings_do_not_complete_an_attempt(c
             group.clients[name].receive_shares(routed_by_hand(sealed, name))
         assert caught.value.dealer == ("anna" if name == "cleo" else "cleo")
         with pytest.raises(ProtocolError, match=f"{name}: an upload was not asked for"):
-            group.clients[name].mask(upload_of(0))
+            group.clients[name].mask(upload_of(0), context=MODEL)
 
 
 def test_a_signature_covers_the_opening_and_the_model_and_nothing_is_revealed_for_another():
     walk = Walk("upload")
     for name in FIVE:
         walk.deliver(
-            "upload", name, walk.clients[name].mask(walk.uploads[name], b"true" if name == "cleo" else b"zeros")
+            "upload", name, walk.clients[name].mask(walk.uploads[name], context=b"true" if name == "cleo" else b"zeros")
         )
-    listed = walk.server.close_uploads(b"zeros")
+    listed = walk.server.close_uploads(context=b"zeros")
     signatures = {name: walk.clients[name].sign(listed) for name in FIVE}
     with pytest.raises(
         AuthenticationError, match="SurvivorSignature from cleo is not its signature on this opening, mod"
@@ -85,8 +85,8 @@ def test_the_upload_of_a_client_with_another_model_stays_masked_even_if_it_is_no
     length = 20_000
     for name in FIVE:
         upload = upload_of(0, 1, parameters=length, size=1.0 if name == "cleo" else 0.0)
-        walk.deliver("upload", name, walk.clients[name].mask(upload, b"true" if name == "cleo" else b"zeros"))
-    listed = walk.server.close_uploads(b"zeros")
+        walk.deliver("upload", name, walk.clients[name].mask(upload, context=b"true" if name == "cleo" else b"zeros"))
+    listed = walk.server.close_uploads(context=b"zeros")
     others = [name for name in FIVE if name != "cleo"]
     for name in others:
         walk.server.collect_signature(name, walk.clients[name].sign(listed))
@@ -105,8 +105,8 @@ def test_the_masks_of_a_dropped_client_are_removed_for_whatever_model_was_sent()
     group.share(group.server.open_round(0, group.names, 3), group.names)
     group.route()
     for name in group.names[1:]:
-        group.server.collect_upload(name, group.clients[name].mask(uploads[name], b"model"))
-    listed = group.server.close_uploads(b"model")
+        group.server.collect_upload(name, group.clients[name].mask(uploads[name], context=b"model"))
+    listed = group.server.close_uploads(context=b"model")
     for name in listed.survivors:
         group.server.collect_signature(name, group.clients[name].sign(listed))
     group.reveal()
@@ -228,7 +228,7 @@ def test_a_false_refusal_makes_one_round_a_little_coarser_and_no_later_one():
     exact, before = group.run(0, uploads(0))
     group.share(group.server.open_round(1, names), names)
     group.route()
-    group.clients["anna"].mask(uploads(1)["anna"])
+    group.clients["anna"].mask(uploads(1)["anna"], context=MODEL)
     group.server.collect_upload("anna", RangeRefusal(1, 0, (0, 1, 2), (60, 60, 60)))
     group.upload(uploads(1), names[1:])
     opening = group.server.retry()
@@ -250,7 +250,7 @@ def test_a_row_of_zeros_after_a_refusal_gets_the_bound_from_before():
     first = group.server.open_round(0, group.names, 3)
     group.share(first, group.names)
     group.route()
-    group.clients["anna"].mask(zeros["anna"])
+    group.clients["anna"].mask(zeros["anna"], context=MODEL)
     group.server.collect_upload("anna", RangeRefusal(0, 0, (0,), (60,)))
     group.upload(zeros, group.names[1:])
     group.share(group.server.retry(), group.names)

@@ -13,7 +13,7 @@ from tests.protocols.mask.harness import RUN, key_rings, sent
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.injective import injective
-from bilateral.protocols.mask.keys import _FIELD, _LOW_ORDER, Identity, KeyDirectory, KeyRing
+from bilateral.protocols.mask.keys import _FIELD, _LOW_ORDER, NO_OPENING, Identity, KeyDirectory, KeyRing
 from bilateral.randomness import SecureRandomness, SeededRandomness
 
 NAMES = ("anna", "bela", "cleo")
@@ -44,8 +44,8 @@ def test_both_ends_of_every_pair_derive_the_same_secret_and_no_two_pairs_share_o
         assert rings[one].pair_secret(other) == rings[other].pair_secret(one)
         secrets.add(rings[one].pair_secret(other))
         for labels in itertools.product(("mask", "shares from anna"), (0, 1, 10), (0, 1)):
-            secret = rings[one].round_secret(other, *labels)
-            assert secret == rings[other].round_secret(one, *labels)
+            secret = rings[one].round_secret(other, *labels, NO_OPENING)
+            assert secret == rings[other].round_secret(one, *labels, NO_OPENING)
             secrets.add(secret)
     assert len(secrets) == 3 * (1 + 12)
     assert len({ring.roster_digest for ring in rings.values()}) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, Group, upload_of
+from tests.protocols.mask.harness import BEFORE_UPLOAD, MODEL, NAMES, Group, upload_of
 
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.settings import MaskSettings
@@ -19,7 +19,7 @@ def test_line_11_a_refusal_tells_the_server_the_size_of_a_row_to_a_factor_of_two
     secret = upload_of(0, 5, weight=7, size=30.0)
     group.share(group.server.open_round(0, group.names, 3), group.names)
     group.route()
-    seen = group.clients["anna"].mask(secret)
+    seen = group.clients["anna"].mask(secret, context=MODEL)
     assert isinstance(seen, RangeRefusal)
     rows = [*secret.terms, secret.statistics]
     for row, bits in zip(seen.rows, seen.bound_bits, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, kstest
-from tests.protocols.mask.harness import BEFORE_UPLOAD, NAMES, RUN, Group, sent, upload_of
+from tests.protocols.mask.harness import BEFORE_UPLOAD, MODEL, NAMES, RUN, Group, sent, upload_of
 
 from bilateral.errors import AuthenticationError, CheckpointError, NumericalRangeError, ProtocolError
 from bilateral.protocols.mask.messages import MaskedUpload, RangeRefusal
@@ -32,7 +32,7 @@ def masked(group, round_index, uploads):
     opening = group.server.open_round(round_index, group.names, len(next(iter(uploads.values())).terms) + 1)
     group.share(sent(opening), group.names)
     group.route()
-    return {name: group.clients[name].mask(uploads[name]) for name in group.names}
+    return {name: group.clients[name].mask(uploads[name], context=MODEL) for name in group.names}
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
@@ -66,7 +66,7 @@ def test_the_self_mask_hides_an_upload_from_a_server_that_knows_all_pair_seeds()
     late = masked(group, 0, uploads)["anna"].values.numpy().copy()
     attempt = group.clients["anna"]._attempt
     pair_masks = [
-        (bound_seed(seed, b""), -1) for seed in attempt.pair_seeds.values()
+        (bound_seed(seed, MODEL), -1) for seed in attempt.pair_seeds.values()
     ]  # anna's name comes first: all her signs are +
     add_masks(late, pair_masks, [LENGTH, 2])
     assert kstest(late.view(np.uint64) / 2.0**64, "uniform").pvalue > 1e-4
@@ -131,13 +131,13 @@ def test_a_value_out_of_range_gets_another_attempt_with_fresh_masks_and_the_righ
     uploads["bela"] = upload_of(0, 1, weight=1, size=1000.0)
     group.share(group.server.open_round(0, group.names, 3), group.names)
     group.route()
-    first = group.clients["anna"].mask(uploads["anna"])
-    refusal = group.clients["bela"].mask(uploads["bela"])
+    first = group.clients["anna"].mask(uploads["anna"], context=MODEL)
+    refusal = group.clients["bela"].mask(uploads["bela"], context=MODEL)
     assert isinstance(first, MaskedUpload)
     assert isinstance(refusal, RangeRefusal)
     group.server.collect_upload("anna", first)
     group.server.collect_upload("bela", refusal)
-    group.server.collect_upload("cleo", group.clients["cleo"].mask(uploads["cleo"]))
+    group.server.collect_upload("cleo", group.clients["cleo"].mask(uploads["cleo"], context=MODEL))
     assert group.server.refused
     opening = group.server.retry()
     assert (opening.round_index, opening.attempt) == (0, 1)
@@ -189,7 +189,7 @@ def test_fixed_bounds_are_never_adapted_and_nobody_refuses_for_range():
     with pytest.raises(
         NumericalRangeError, match=r"^Upload from bela: a value is beyond the fixed bounds of this run\."
     ):
-        group.clients["bela"].mask(uploads["bela"])
+        group.clients["bela"].mask(uploads["bela"], context=MODEL)
     with pytest.raises(NumericalRangeError, match="from bela: the bounds of this run are fixed"):
         group.server.collect_upload("bela", RangeRefusal(0, 0, (0,), (9,)))
     group.upload(uploads, ["anna", "cleo", "dora"])
@@ -242,7 +242,7 @@ def test_uploads_of_another_length_are_refused_at_once_where_the_length_is_known
             continue
         group.upload({**uploads}, group.names)
         with pytest.raises(ProtocolError, match="from bela: expected 14 values as from most clients, got 16"):
-            group.server.close_uploads()
+            group.server.close_uploads(context=MODEL)
         group.sign()
         group.reveal()
         assert group.server.unmask((2, 5), 3).contributors == ("anna", "cleo", "dora")

@@ -9,6 +9,7 @@ from tests.protocols.mask.harness import (
     BEFORE_SHARES,
     BEFORE_SIGNATURE,
     BEFORE_UPLOAD,
+    MODEL,
     NAMES,
     RUN,
     Group,
@@ -143,8 +144,8 @@ def test_what_is_no_upload_of_words_is_refused_before_anything_is_sent(wrong):
     group.share(sent(group.server.open_round(0, group.names, 2)), group.names)
     group.route()
     with pytest.raises(ProtocolError, match="Upload from anna: expected"):
-        group.clients["anna"].mask(replace(words_of(0, 1), **wrong))
-    assert group.clients["anna"].mask(words_of(0, 1)).values.shape == (8,)
+        group.clients["anna"].mask(replace(words_of(0, 1), **wrong), context=MODEL)
+    assert group.clients["anna"].mask(words_of(0, 1), context=MODEL).values.shape == (8,)
 
 
 def test_words_are_no_upload_of_a_plan_of_numbers():
@@ -152,7 +153,7 @@ def test_words_are_no_upload_of_a_plan_of_numbers():
     group.share(sent(group.server.open_round(0, group.names, 2)), group.names)
     group.route()
     with pytest.raises(ProtocolError, match="expected real numbers"):
-        group.clients["anna"].mask(words_of(0, 1))
+        group.clients["anna"].mask(words_of(0, 1), context=MODEL)
 
 
 def test_an_upload_of_another_length_is_refused_when_it_comes():
@@ -160,7 +161,7 @@ def test_an_upload_of_another_length_is_refused_when_it_comes():
     group.share(sent(group.server.open_round(0, group.names, 2, 8)), group.names)
     group.route()
     for name, count in zip(group.names, (7, 7, 7, 6), strict=True):
-        answer = sent(group.clients[name].mask(words_of(0, 1, count=count)))
+        answer = sent(group.clients[name].mask(words_of(0, 1, count=count), context=MODEL))
         if count == 7:
             group.server.collect_upload(name, answer)
         else:
@@ -174,7 +175,7 @@ def test_a_sum_that_no_weights_give_is_lost():
     group.share(sent(group.server.open_round(0, group.names, 2)), group.names)
     group.route()
     group.upload(uploads, group.names[1:])
-    wrong = group.clients["anna"].mask(uploads["anna"])
+    wrong = group.clients["anna"].mask(uploads["anna"], context=MODEL)
     group.server.collect_upload("anna", replace(wrong, values=wrong.values - 50))
     group.sign()
     group.reveal()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from tests.protocols.mask.harness import Group, upload_of
+from tests.protocols.mask.harness import MODEL, Group, upload_of
 from tests.protocols.mask.test_schedules import assert_sum
 from tests.protocols.mask.walk import FIVE, Walk, cut
 
@@ -55,7 +56,8 @@ def test_messages_at_the_wrong_stage_are_refused_and_the_round_completes(step):
     if step != "reveal":
         with pytest.raises(ProtocolError, match="from anna came at the stage"):
             walk.deliver(step, "anna")
-    for wrong in (walk.server.route, walk.server.close_uploads, walk.server.request_shares, walk.server.retry):
+    close = partial(walk.server.close_uploads, context=MODEL)
+    for wrong in (walk.server.route, close, walk.server.request_shares, walk.server.retry):
         with pytest.raises(ProtocolError, match=r"stage|refusal"):
             wrong()
     walk.finish("reveal")
@@ -259,7 +261,8 @@ def test_a_round_that_failed_early_can_be_opened_again_as_another_attempt():
 
 def test_messages_without_an_open_round_are_refused():
     group = Group(FIVE)
-    for call in (group.server.route, group.server.close_uploads, group.server.retry, group.server.request_shares):
+    close = partial(group.server.close_uploads, context=MODEL)
+    for call in (group.server.route, close, group.server.retry, group.server.request_shares):
         with pytest.raises(BilateralError, match="No round is open"):
             call()
     with pytest.raises(ProtocolError, match="number of rows"):

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocols.mask.harness import NAMES, RUN, key_rings
+from tests.protocols.mask.harness import MODEL, NAMES, RUN, key_rings
 from tests.protocols.mask.walk import FIVE, Walk
 
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
@@ -76,7 +76,7 @@ def test_who_complains_is_out_of_the_attempt_and_too_many_complaints_end_it_by_n
         walk.server.collect_upload(name, ShareComplaint(0, 0, ("emil",)))
     walk.deliver("upload", "dora")
     with pytest.raises(ThresholdError, match=r"got 1\. anna could not open the shares of emil\. bela could not"):
-        walk.server.close_uploads()
+        walk.server.close_uploads(context=MODEL)
 
 
 def test_a_server_that_knows_the_identities_refuses_a_client_that_would_spoil_the_roster():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.protocols.mask.harness import NAMES, Group, sent, upload_of
+from tests.protocols.mask.harness import MODEL, NAMES, Group, sent, upload_of
 from tests.protocols.mask.test_schedules import assert_sum
 
 from bilateral.protocols.mask.settings import MaskSettings
@@ -35,7 +35,7 @@ class Walk:
             client = self.clients[name]
             make = {
                 "share": lambda: client.open(self.opening),
-                "upload": lambda: client.mask(self.uploads[name]),
+                "upload": lambda: client.mask(self.uploads[name], context=MODEL),
                 "sign": lambda: client.sign(self.listed),
                 "reveal": lambda: client.reveal(self.request),
             }[step]
@@ -54,7 +54,7 @@ class Walk:
 
     def begin(self, step):
         if step == "sign" and not hasattr(self, "listed"):
-            self.listed = sent(self.server.close_uploads())
+            self.listed = sent(self.server.close_uploads(context=MODEL))
         if step == "reveal" and not hasattr(self, "request"):
             self.request = sent(self.server.request_shares())
 

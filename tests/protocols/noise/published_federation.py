@@ -21,7 +21,7 @@ class NamedSecrets:
     def __init__(self, name):
         self._name = name
 
-    def round_secret(self, other, purpose, round_index, attempt):
+    def round_secret(self, other, purpose, round_index, attempt, opening_digest):
         pair = sorted((self._name, other))
         return hashlib.sha256(repr((pair, purpose, round_index, attempt)).encode()).digest()
 
@@ -57,7 +57,7 @@ class Federation:
         self.model = model
         self.graph = ScaleGraph.of(model, example)
         self.published = PublishedModel.of(model, self.graph, example)
-        self.server = PublishedServer(self.published, shape, num_clients, partitions, SeededRandomness(seed, "server"))
+        self.server = PublishedServer(self.published, num_clients, partitions, SeededRandomness(seed, "server"))
         self.names = [f"client-{k}" for k in range(num_clients)]
         outputs = self.graph.num_outputs
         self.batches = {n: batch(shape, outputs, seed + k, count, dtype) for k, n in enumerate(self.names)}

@@ -94,7 +94,7 @@ def halves(name, protection, clip, seed=0):
         )
     loss, _, noise = protection.rpartition(" ")
     plan = PerturbationSettings(loss or "mse", noise, num_partitions=2)
-    message = PerturbServer(model, graph, plan, SHAPE, SeededRandomness(seed)).start_round(0)
+    message = PerturbServer(model, graph, plan, SeededRandomness(seed)).start_round(0)
     return message, PerturbClient("plain", model, graph, plan), PerturbClient("clipping", model, graph, plan, clip=clip)
 
 
@@ -162,7 +162,7 @@ def test_a_function_without_a_vmap_rule_takes_one_pass_a_term_with_the_same_resu
     custom = randomised(small_network().double(), 4)
     custom[2] = Double()
     clip, plan = ClipSettings(0.3, expected_batch_size=4.0), PerturbationSettings("mse", "activation")
-    message = PerturbServer(model, graph, plan, SHAPE, SeededRandomness(0)).start_round(0)
+    message = PerturbServer(model, graph, plan, SeededRandomness(0)).start_round(0)
     data = batch(4, "mse", 2)
     batched, looped = (PerturbClient("c", m, graph, plan, clip=clip) for m in (model, custom))
     expected = batched.train(message, *data, 1).terms

@@ -55,7 +55,7 @@ def test_public_scales_leave_little_more_noise_than_the_best_ones(noise, num_par
     assert len(scales) == len(scheme.term_names(plan))
     gains = []
     for seed in range(6):
-        server = PerturbServer(model, graph, plan, SHAPE, SeededRandomness(seed), calibration)
+        server = PerturbServer(model, graph, plan, SeededRandomness(seed), calibration)
         client = PerturbClient("c", model, graph, plan)
         norms = client.train(server.start_round(0), inputs[0][:1], targets[0][:1], 1).terms.norm(dim=1)
         coefficients = coefficients_of(plan, server).abs()
@@ -73,7 +73,7 @@ def test_a_whole_round_recovers_the_mean_gradient_plus_the_stated_noise(noise):
     scales = public_term_scales(model, graph, plan, inputs[0])
     clip = ClipSettings(1e3, "sample", 8.0, scales)  # so large that nothing is clipped
     settings = SoundNoiseSettings(clip, 0.5, min_honest=4)
-    server = PerturbServer(model, graph, plan, SHAPE, SeededRandomness(1))
+    server = PerturbServer(model, graph, plan, SeededRandomness(1))
     message, uploads = server.start_round(0), {}
     for k in range(CLIENTS):
         client = PerturbClient(f"client-{k}", model, graph, plan, clip=clip)

@@ -376,7 +376,7 @@ def rows_of(name, protection, seed=3):
         client = FedAvgClient("c", model, graph, "mse", clip=clip)
     else:
         plan = PerturbationSettings("ce" if protection == "ce" else "mse", "activation")
-        message = PerturbServer(model, graph, plan, shape, SeededRandomness(seed)).start_round(0)
+        message = PerturbServer(model, graph, plan, SeededRandomness(seed)).start_round(0)
         client = PerturbClient("c", model, graph, plan, clip=clip)
     kept = []
     generator = torch.Generator().manual_seed(seed)
@@ -452,7 +452,7 @@ def test_neighbouring_batches_under_perturbation_differ_by_one_sensitivity_with_
     worst = 0.0
     for seed, size in ((0, 1.0), (1, 1e3), (2, 1e-3)):
         client = PerturbClient("c", model, graph, plan, clip=clip)
-        message = PerturbServer(model, graph, plan, (FEATURES,), SeededRandomness(seed)).start_round(0)
+        message = PerturbServer(model, graph, plan, SeededRandomness(seed)).start_round(0)
         message = replace(message, group_secrets=size * message.group_secrets)
         for number in (1, 2, 7, count):
             whole = client.train(message, inputs[:number], targets[:number], 1).terms

@@ -13,7 +13,7 @@ from bilateral.learning.hetero.answers import PlainAnswers
 from bilateral.runs.hetero.here import ClientsHere
 from bilateral.runs.hetero.in_process import members_of, record_of, run_hetero
 from bilateral.runs.hetero.parties import answerers_of, deal, make_answers
-from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan
+from bilateral.runs.hetero.plan import HeteroPlan, load_hetero_plan, parse_hetero_plan
 from bilateral.runs.hetero.server import HeteroServer
 from bilateral.runs.hetero.steps import stages_of
 
@@ -240,3 +240,13 @@ def test_plain_answers_claim_nothing():
     assert isinstance(make_answers(TINY), PlainAnswers)
     result = run_hetero(TINY, save=False)
     assert result.as_dict()["guarantee"]["claims"] == ()
+
+
+def test_settings_that_came_later_change_no_plan_that_does_not_use_them():
+    dumped = TINY.model_dump()
+    assert "mixup_weight" not in dumped["queries"]
+    assert "from_answers" not in dumped["retraining"]
+    control = TINY.with_settings({"retraining.from_answers": False, "queries.mixup_weight": 0.3})
+    assert control.digest() != TINY.digest()
+    assert control.training_digest() == TINY.training_digest()
+    assert parse_hetero_plan(control.model_dump(), "a plan") == control

@@ -81,7 +81,7 @@ class HeteroClient:
         chosen = self._settings.queries
         generator = self._generator("queries", iteration)
         plenty = 1 if chosen.selection == "random" else chosen.pool_factor
-        pool = build_pool(chosen.pool, self._data.inputs, chosen.number * plenty, generator)
+        pool = build_pool(chosen.pool, self._data.inputs, chosen.number * plenty, generator, chosen.mixup_weight)
         if chosen.selection == "random":  # the pool is already a random one of the right size
             return pool
         logits, features = logits_and_features(self.model, pool)
@@ -121,8 +121,10 @@ class HeteroClient:
         )
         asked = SoftSamples(answered.queries, labels, torch.ones(len(labels)))
         own = self._own(settings.private_weight)
-        samples = own.and_then(asked) if settings.private_weight else asked
-        fit(self.model, samples, retraining_course(settings), self._generator("retrain", iteration))
+        samples, course = own.and_then(asked) if settings.private_weight else asked, retraining_course(settings)
+        if not settings.from_answers:
+            samples, course = own, course.as_long_as(len(samples))
+        fit(self.model, samples, course, self._generator("retrain", iteration))
 
     def evaluate(self, test: Split) -> dict[str, float]:
         """Metrics on a test split."""

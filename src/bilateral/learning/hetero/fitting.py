@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -57,6 +57,11 @@ class Course:
     def num_steps(self, num_samples: int) -> int:
         steps = self.epochs * _batches_an_epoch(num_samples, self.batch_size)
         return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def as_long_as(self, num_samples: int) -> Course:
+        """A course of as many steps as this one takes on so many samples, whatever the number there are."""
+        steps = self.num_steps(num_samples)
+        return replace(self, epochs=steps, max_steps=steps)
 
 
 def local_course(settings: LocalTrainingSettings) -> Course:

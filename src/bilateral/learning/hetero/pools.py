@@ -20,8 +20,13 @@ _CUTOUT_FRACTION: Final = 0.5
 _MIXUP_TENTHS: Final = range(1, 10)
 
 
-def build_pool(name: PoolName, samples: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` queries of the kind `name`; `private` gives each sample once, in random order, and at most `count`."""
+def build_pool(
+    name: PoolName, samples: Tensor, count: int, generator: torch.Generator, mixup_weight: float | None = None
+) -> Tensor:
+    """`count` queries of the kind `name`; `private` gives each sample once, in random order, and at most `count`.
+
+    `mixup_weight`: of every mixup's first sample, where it is not drawn.
+    """
     if name == "private":
         return samples[torch.randperm(len(samples), generator=generator)[:count]]
     if name in _ON_IMAGES and samples.ndim != 4:
@@ -35,14 +40,17 @@ def build_pool(name: PoolName, samples: Tensor, count: int, generator: torch.Gen
             f"Expected at least 2 samples to make {name} queries of, got {len(samples)}.",
             remedy="Give every client more data.",
         )
+    if name == "mixup":
+        return mixup(samples, count, generator, mixup_weight)
     return _POOLS[name](samples, count, generator)
 
 
-def mixup(samples: Tensor, count: int, generator: _Generator) -> Tensor:
-    """Weighted means of two different samples; the weight is one of 0.1, 0.2 ... 0.9 (P4 equation 1)."""
+def mixup(samples: Tensor, count: int, generator: _Generator, fixed: float | None = None) -> Tensor:
+    """Weighted means of two different samples; the weight is one of 0.1, 0.2 ... 0.9 (P4 equation 1), or `fixed`."""
     first, second = _pairs(len(samples), count, generator)
     tenths = torch.randint(_MIXUP_TENTHS.start, _MIXUP_TENTHS.stop, (count,), generator=generator)
-    weight = (tenths / 10).to(samples.dtype).view(-1, *[1] * (samples.ndim - 1))
+    weights = tenths / 10 if fixed is None else torch.full((count,), fixed)
+    weight = weights.to(samples.dtype).view(-1, *[1] * (samples.ndim - 1))
     return weight * samples[first] + (1 - weight) * samples[second]
 
 

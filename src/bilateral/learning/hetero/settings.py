@@ -29,6 +29,8 @@ class QuerySettings:
     A strategy other than `random` chooses `number` out of a pool of `number * pool_factor`. The pool `private` holds
     every private sample once, so it may give fewer queries than `number`.
 
+    `mixup_weight`: the weight of the first sample of every mixup; None draws 0.1, 0.2 ... 0.9 for each (P4).
+
     `normalisation` is what an answerer does to its own logits before they are summed: `none`; `scale` (its last layer
     times one constant, see `scaling.common_spread_factor`); `softmax` (each answer becomes probabilities, which needs
     plaintext and serves comparisons only).
@@ -39,6 +41,7 @@ class QuerySettings:
     selection: SelectionName = "random"
     pool_factor: int = 3
     normalisation: Normalisation = "none"
+    mixup_weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class RetrainingSettings:
 
     `max_steps` bounds the gradient steps however many queries there are, so that runs with few and with many queries
     cost the same. `temperature` divides the mean of the answerers' logits before the softmax that makes soft labels.
-    `private_weight` is the weight of an own sample in the loss; an answered query has weight 1.
+    `private_weight` is the weight of an own sample in the loss; an answered query has weight 1. Without `from_answers`
+    answers are asked for and thrown away, and as many steps are taken on the own samples: the control that shows what
+    training for longer gains by itself.
     """
 
     epochs: int = 50
@@ -57,6 +62,7 @@ class RetrainingSettings:
     temperature: float = 1.0
     private_weight: float = 1.0
     augment: bool = False
+    from_answers: bool = True
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,7 @@ from bilateral.randomness import Randomness
 def make_perturb_server(around: Groundwork, model: nn.Module, settings: PerturbationSettings) -> PerturbServer:
     """The server's half of perturbation; it sizes its noise by a few inputs of its own."""
     problem = around.problem
-    return PerturbServer(
-        model, around.graph, settings, problem.input_shape, around.secrets.stream("server"), problem.examples
-    )
+    return PerturbServer(model, around.graph, settings, around.secrets.stream("server"), problem.examples)
 
 
 def make_perturb_client(basis: ClientBasis, settings: PerturbationSettings) -> PerturbClient:
@@ -40,7 +38,7 @@ def recovery_check(around: Groundwork) -> RecoveryCheck:
     graph, settings, problem = around.graph, around.perturbation, around.problem
 
     def make_halves(model: nn.Module, inputs: Tensor, randomness: Randomness) -> tuple[PerturbServer, PerturbClient]:
-        server = PerturbServer(model, graph, settings, problem.input_shape, randomness.child("server"), inputs)
+        server = PerturbServer(model, graph, settings, randomness.child("server"), inputs)
         own, channels_last = randomness.child("client"), around.plan.training.channels_last
         return server, PerturbClient("the check", model, graph, settings, own, channels_last=channels_last)
 

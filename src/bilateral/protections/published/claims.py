@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bilateral.errors import PlanError
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protections.groundwork import Groundwork
+from bilateral.protocols.messages import UploadShape
 from bilateral.protocols.noise import published_accounting as theorems
 from bilateral.protocols.noise.accounting import ReportRow, spent
 from bilateral.protocols.noise.privacy_report import PrivacyReport

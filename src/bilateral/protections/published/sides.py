@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import AddPairwise
 from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.perturbation.halves import make_perturb_client
@@ -16,6 +15,7 @@ from bilateral.protections.published.claims import claimed_epsilon, report, sens
 from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.messages import UploadShape
 from bilateral.protocols.noise import published_accounting as theorems
 from bilateral.protocols.noise.published import PublishedNoiseClient
 from bilateral.protocols.noise.published_model import PublishedModel, published_settings
@@ -37,9 +37,7 @@ def published_sides(around: Groundwork) -> Sides:
     def make_server(model: nn.Module) -> PublishedServer:
         expanded = PublishedModel.of(model, around.graph, problem.examples[:2])  # shares the parameters of `model`
         secrets = around.secrets.stream("server")
-        return PublishedServer(
-            expanded, problem.input_shape, count, plan.perturbation.partitions, secrets, problem.examples
-        )
+        return PublishedServer(expanded, count, plan.perturbation.partitions, secrets, problem.examples)
 
     def make_client(seat: Seat) -> ClientParts:
         basis = replace(around.basis(seat), model=public.model, layout=public.graph)
@@ -74,7 +72,7 @@ def _recovery_check(around: Groundwork) -> RecoveryCheck:
 
     def make_halves(model: nn.Module, inputs: Tensor, randomness: Randomness) -> tuple[PublishedServer, PerturbClient]:
         expanded, own = PublishedModel.of(model, around.graph, inputs[:2]), randomness.child("server")
-        server = PublishedServer(expanded, problem.input_shape, 1, plan.perturbation.partitions, own, inputs)
+        server = PublishedServer(expanded, 1, plan.perturbation.partitions, own, inputs)
         channels_last = plan.training.channels_last
         return server, PerturbClient(
             "the check",

@@ -9,7 +9,6 @@ from typing import Final
 from torch import nn
 
 from bilateral.errors import UnsupportedLayerError
-from bilateral.learning.upload_check import UploadShape
 from bilateral.models.layout import ModelLayout
 from bilateral.models.scale_graph import ScaleGraph, traced
 from bilateral.protections.base import AnyModelProtection, Rule, Vocabulary
@@ -35,6 +34,7 @@ from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protections.traits import Traits
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.messages import UploadShape
 
 LINE_OF_REFUSALS: Final = 11
 """Of the ledger: sizes that masks tell. Ring words have no range to refuse."""

@@ -12,12 +12,12 @@ from bilateral.errors import NumericalRangeError, PlanError, ProtocolError, Unso
 from bilateral.learning.client import Schedule, invited_clients
 from bilateral.learning.halves import ClientHalf
 from bilateral.learning.sampling import PoissonSchedule
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.sides import ClientParts, Seat, Sides
 from bilateral.protocols.mask.fixed_point import FixedPointFormat
 from bilateral.protocols.mask.neighbours import TOLERATED_DROPOUT, failure_probabilities
 from bilateral.protocols.mask.widths import WIDEST, WIDTHS, Width
+from bilateral.protocols.messages import UploadShape
 from bilateral.protocols.noise.accounting import Exposure, SpendingReport, guarantee, multiplier_for, report
 from bilateral.protocols.noise.adaptive import AdaptiveClip, AdaptiveNorm
 from bilateral.protocols.noise.clipping import MAX_SAMPLES, ClipSettings

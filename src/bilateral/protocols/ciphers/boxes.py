@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bilateral.errors import AuthenticationError
 from bilateral.protocols.mask.injective import injective
-from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.keys import NO_OPENING, KeyRing
 
 _NONCE = bytes(12)
 _ROUND = 0
@@ -39,7 +39,7 @@ def open_key(ring: KeyRing, dealer: str, public: bytes, box: bytes) -> bytes:
 
 
 def _secret(ring: KeyRing, other: str, dealer: str) -> bytes:
-    return ring.round_secret(other, f"cipher keys from {dealer}", _ROUND, 0)
+    return ring.round_secret(other, f"cipher keys from {dealer}", _ROUND, 0, NO_OPENING)
 
 
 def _context(ring: KeyRing, dealer: str, client: str, public: bytes) -> bytes:

@@ -31,7 +31,7 @@ from bilateral.protocols.mask.messages import (
 from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.sealing import DIGEST_BYTES, SEALED_BYTES, SEED_BYTES, TAG_BYTES, Occasion, share_digest
 from bilateral.protocols.mask.settings import MaskSettings
-from bilateral.protocols.mask.survivors import check_names, check_sum, signed_content
+from bilateral.protocols.mask.survivors import check_context, check_names, check_sum, signed_content
 from bilateral.protocols.mask.widths import add_packed, check_packed, check_padding, packed_length
 
 Stage = Literal["shares", "uploads", "signatures", "reveals", "closed"]
@@ -123,8 +123,9 @@ class AttemptRecord:
             message = self._add(message, self._num_values)
         self.uploads[sender] = message
 
-    def close_uploads(self, context: bytes = b"") -> SurvivorList:
+    def close_uploads(self, *, context: bytes) -> SurvivorList:
         """Step 4. Where the length was not known, an upload unlike most others is dropped by an error that names it."""
+        check_context(context, "close_uploads")
         self._expect_stage("uploads")
         self._drop_odd_length()
         survivors = tuple(sorted(self.uploads))

@@ -59,7 +59,7 @@ from bilateral.protocols.mask.sealing import (
     unseal,
 )
 from bilateral.protocols.mask.settings import MaskSettings
-from bilateral.protocols.mask.survivors import check_names, check_sum, mask_sign, signed_content
+from bilateral.protocols.mask.survivors import check_context, check_names, check_sum, mask_sign, signed_content
 from bilateral.protocols.mask.widths import packed
 from bilateral.protocols.messages import Upload
 from bilateral.randomness import Randomness, SecureRandomness
@@ -81,6 +81,7 @@ class _Attempt:
     has_answered: bool = False
     has_uploaded: bool = False
     context: bytes = b""
+    """Until it uploads."""
     listed: SurvivorList | None = None
 
 
@@ -171,11 +172,13 @@ class MaskClient:
         attempt.shares.update(opened)
         attempt.active = message.senders
 
-    def mask(self, upload: Upload, context: bytes = b"") -> MaskedUpload | RangeRefusal:
+    def mask(self, upload: Upload, *, context: bytes) -> MaskedUpload | RangeRefusal:
         """Step 3. Once an attempt: two uploads under one mask would show their difference.
 
-        `context`: a digest of what this client was sent to train on. The masks depend on it, the signature covers it.
+        `context`: a digest of what this client was sent to train on (`wire.digest`). The masks depend on it and the
+        signature covers it: that is what tells clients that all trained on the same model.
         """
+        check_context(context, f"{self.name}: mask")
         answer = self._masked(upload, context)
         self._upload = KeptUpload(upload, context, on_disk=self._keeps_on_disk)
         return answer

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.protocols.mask.graph import PairGraph, graph_seed
-from bilateral.protocols.mask.keys import KeyRing
+from bilateral.protocols.mask.keys import NO_OPENING, KeyRing
 from bilateral.protocols.mask.prg import row_words
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.survivors import check_names, mask_sign
@@ -68,7 +68,7 @@ class FloatMaskClient:
         neighbours = PairGraph.of(ordered, self._settings, seed).neighbours(self.name)
         rows = [row.to(torch.float64, copy=True) for row in (*upload.terms, upload.statistics)]
         for other in neighbours:
-            pair_seed = self._ring.round_secret(other, "float mask", round_index, 0)
+            pair_seed = self._ring.round_secret(other, "float mask", round_index, 0, NO_OPENING)
             factor = mask_sign(self.name, other) * self._scale / upload.weight
             for number, row in enumerate(rows):
                 stream = 0 if self._one_mask and number < len(upload.terms) else number

@@ -26,9 +26,11 @@ from bilateral.arguments import checked
 from bilateral.errors import AuthenticationError, ProtocolError, ThresholdError
 from bilateral.protocols.mask.injective import Part, injective
 from bilateral.protocols.mask.messages import KeyAnnouncement, Roster
-from bilateral.randomness import Randomness
+from bilateral.randomness import Randomness, SecureRandomness
 
 KEY_BYTES = 32
+NO_OPENING = b""
+"""In place of an opening's digest, where no message of the protocol opens a round."""
 RUN_ID_BYTES = 32
 """As long as a hash: nobody finds two sets of facts, or two terms, with one id."""
 SIGNATURE_BYTES = 64
@@ -55,8 +57,25 @@ class Identity:
 
     @classmethod
     @checked
-    def generate(cls, randomness: Randomness) -> Identity:
-        return cls(Ed25519PrivateKey.from_private_bytes(randomness.random_bytes(KEY_BYTES)))
+    def generate(cls, randomness: Randomness | None = None) -> Identity:
+        """A new one: from the operating system's generator, unless a simulation is to be repeatable."""
+        drawn = (randomness or SecureRandomness()).random_bytes(KEY_BYTES)
+        return cls(Ed25519PrivateKey.from_private_bytes(drawn))
+
+    @classmethod
+    @checked
+    def load(cls, secret: bytes) -> Identity:
+        """The identity whose `secret_bytes` were kept."""
+        if len(secret) != KEY_BYTES:
+            raise AuthenticationError(
+                f"Expected the {KEY_BYTES} bytes of an identity's secret key, got {len(secret)}.",
+                remedy="Read the file that `secret_bytes` was written to, whole and as bytes.",
+            )
+        return cls(Ed25519PrivateKey.from_private_bytes(secret))
+
+    def secret_bytes(self) -> bytes:
+        """What a client keeps to be the same one in another run: 32 bytes that nobody else may read."""
+        return self._private_key.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
         return self._private_key.sign(message)
@@ -146,13 +165,18 @@ class KeyRing:
 
     @checked
     def __init__(
-        self, name: str, run_id: bytes, identity: Identity, pinned: Mapping[str, bytes], randomness: Randomness
+        self,
+        name: str,
+        run_id: bytes,
+        identity: Identity,
+        pinned: Mapping[str, bytes],
+        randomness: Randomness | None = None,
     ) -> None:
         self.name = name
         self.run_id = run_id
         self._identity = identity
         self._pinned = dict(pinned)
-        secret = randomness.child("agreement key", run_id.hex(), name).random_bytes(KEY_BYTES)
+        secret = (randomness or SecureRandomness()).child("agreement key", run_id.hex(), name).random_bytes(KEY_BYTES)
         self._private_key = X25519PrivateKey.from_private_bytes(secret)
         self._public_key = self._private_key.public_key().public_bytes_raw()
         self._roster: Roster | None = None
@@ -208,9 +232,7 @@ class KeyRing:
             self._pair_secrets[other] = self._agree(other)
         return self._pair_secrets[other]
 
-    def round_secret(
-        self, other: str, purpose: str, round_index: int, attempt: int, opening_digest: bytes = b""
-    ) -> bytes:
+    def round_secret(self, other: str, purpose: str, round_index: int, attempt: int, opening_digest: bytes) -> bytes:
         """32 bytes for one purpose in one attempt at one round, as it was opened; says nothing about any other."""
         info = _round_label(self.run_id, purpose, round_index, attempt, opening_digest)
         return HKDFExpand(SHA256(), KEY_BYTES, info).derive(self.pair_secret(other))

@@ -38,7 +38,7 @@ class Occasion:
     run_id: bytes
     round_index: int
     attempt: int
-    opening_digest: bytes = b""
+    opening_digest: bytes
 
     @classmethod
     def of(cls, run_id: bytes, opening: MaskOpening) -> Occasion:

@@ -185,9 +185,9 @@ class MaskServer:
             )
         self._current().collect_upload(sender, message)
 
-    def close_uploads(self, context: bytes = b"") -> SurvivorList:
+    def close_uploads(self, *, context: bytes) -> SurvivorList:
         """Step 4. `context`: a digest of what the clients were sent to train on, as in `MaskClient.mask`."""
-        return self._current().close_uploads(context)
+        return self._current().close_uploads(context=context)
 
     def collect_signature(self, sender: str, message: SurvivorSignature) -> None:
         """Step 4."""

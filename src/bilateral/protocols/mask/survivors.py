@@ -24,6 +24,15 @@ def signed_content(occasion: Occasion, context: bytes, listed: SurvivorList) -> 
     )
 
 
+def check_context(context: bytes, where: str) -> None:
+    """Refuse to bind a mask or a list to nothing: clients that trained on different models would not find out."""
+    if not context:
+        raise ProtocolError(
+            f"{where}: expected `context` to be a digest of what clients were sent to train on, got nothing.",
+            remedy="Give digest(model) of the message that came (bilateral.digest), at every client and at the server.",
+        )
+
+
 def check_sum(graph: PairGraph, floor: int, survivors: Collection[str], note: str = "") -> None:
     """Refuse a sum over too few, or over parts of the graph that no mask connects. `note` is added to the error.
 

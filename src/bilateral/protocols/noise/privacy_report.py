@@ -19,5 +19,10 @@ class PrivacyReport:
     """The noise, by name: multipliers and standard deviations."""
     rows: tuple[ReportRow, ...]
 
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the bound is a paper's claim under conditions that nothing here enforces."""
+        return self.status.endswith("conditional")
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

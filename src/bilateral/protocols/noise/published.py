@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import PlanError, ProtocolError
+from bilateral.protocols.mask.keys import NO_OPENING
 from bilateral.protocols.messages import Upload
 from bilateral.protocols.noise.distributions import scale_factors, uniform_noise
 from bilateral.protocols.noise.published_accounting import NoiseLevels
@@ -41,7 +42,9 @@ PURPOSE = "published pairwise noise"
 class PairSecrets(Protocol):
     """What this client shares with each other client, by key agreement."""
 
-    def round_secret(self, other: str, purpose: str, round_index: int, attempt: int) -> bytes: ...
+    def round_secret(
+        self, other: str, purpose: str, round_index: int, attempt: int, opening_digest: bytes
+    ) -> bytes: ...
 
 
 class Neighbours(Protocol):
@@ -84,7 +87,7 @@ class PublishedNoiseClient:
         neighbours = self._checked_neighbours(upload, round_index, participants, attempt)
         noise = self._noise(self._levels.independent, self._randomness.child("independent", round_index, attempt))
         for other in neighbours:
-            secret = self._secrets.round_secret(other, PURPOSE, round_index, attempt)
+            secret = self._secrets.round_secret(other, PURPOSE, round_index, attempt, NO_OPENING)
             shared = self._noise(self._levels.pairwise, PairStream(secret))
             noise = noise + shared if self.name < other else noise - shared
         terms = upload.terms.clone()

@@ -30,7 +30,6 @@ class PublishedServer:
     def __init__(
         self,
         model: PublishedModel,
-        input_shape: tuple[int, ...],
         num_clients: int,
         num_partitions: int = 1,
         randomness: Randomness | None = None,
@@ -42,7 +41,6 @@ class PublishedServer:
             model.model,
             model.graph,
             published_settings(num_partitions, model.graph.norm_inputs),
-            input_shape,
             randomness,
             calibration_inputs,
             draw_factors=model.factors.draw,

@@ -13,6 +13,7 @@ of them), a Poisson batch may be empty, and what is not finite counts as zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from bilateral.errors import ProtocolError, UnsoundPlanError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.local_model import LocalModel
-from bilateral.protocols.messages import Upload
+from bilateral.protocols.messages import Message, Upload
 from bilateral.protocols.noise.adaptive import upload_of
 from bilateral.protocols.noise.clipping import ClipSettings, clip_client, clip_samples
 from bilateral.protocols.noise.sample_terms import SampleTerms, refuse_batch_norm
@@ -38,6 +39,8 @@ from bilateral.randomness import Randomness, SecureRandomness
 
 class PerturbClient:
     """Trains on a perturbed model that it can use but not undo. Holds a module of its own."""
+
+    reads: ClassVar[tuple[type[Message], ...]] = (PerturbedModel, SoftmaxReply)
 
     @checked
     def __init__(

@@ -114,7 +114,7 @@ class Trial:
         set_training(model, kept_in_evaluation(self.model))
         collect_batch_statistics(model)
         inputs, targets = self._in(dtype)[0] if inputs is None else inputs, self._in(dtype)[1]
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         with self._arithmetic(dtype):
             outputs = model(inputs)
             lost = F.cross_entropy(outputs, targets) if self.loss == "ce" else F.mse_loss(outputs, targets)
@@ -126,7 +126,7 @@ class Trial:
         """By both halves, each with a copy of its own."""
         inputs, targets = self._in(dtype)
         model = copy.deepcopy(self.model).to(dtype)
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         try:
             with self._arithmetic(dtype):
                 server, client = self.make_halves(model, inputs, self.randomness)

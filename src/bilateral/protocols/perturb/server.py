@@ -12,6 +12,8 @@ on its own model before the first round (`recovery_check`).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ from bilateral.arguments import checked
 from bilateral.errors import PlanError, ProtocolError
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee, Leak
-from bilateral.protocols.messages import Aggregate, RecoveredUpdate
+from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate, UploadShape
 from bilateral.protocols.perturb import cross_entropy, scheme
 from bilateral.protocols.perturb.calibration import Calibration, Calibrator, inputs_for
 from bilateral.protocols.perturb.messages import PerturbedModel, SoftmaxQuery, SoftmaxReply
@@ -34,13 +36,14 @@ CALIBRATE_EVERY = 20
 class PerturbServer:
     """Owns the true model and the secrets."""
 
+    reads: ClassVar[tuple[type[Message], ...]] = (SoftmaxQuery,)
+
     @checked
     def __init__(
         self,
         model: nn.Module,
         graph: ScaleGraph,
         settings: PerturbationSettings,
-        input_shape: tuple[int, ...],
         randomness: Randomness | None = None,
         calibration_inputs: Tensor | None = None,
         *,
@@ -63,7 +66,7 @@ class PerturbServer:
         self._settings = settings
         self._randomness = randomness or SecureRandomness()
         if calibration_inputs is None:
-            calibration_inputs = inputs_for(graph, input_shape, self._randomness.child("calibration"))
+            calibration_inputs = inputs_for(graph, graph.input_shape, self._randomness.child("calibration"))
         self._draw_factors = draw_factors
         self._dtype = next(iter(model.parameters())).dtype
         if calibration_inputs.is_floating_point():
@@ -166,6 +169,12 @@ class PerturbServer:
     def recover_one(self, total: Aggregate) -> RecoveredUpdate:
         """Of any sum, also of one upload alone: the same, for this server adds nothing."""
         return self.recover(total)
+
+    @property
+    def upload_shape(self) -> UploadShape:
+        """Of every upload, and so of their sum: what an aggregation has to know."""
+        graph = self._graph
+        return UploadShape(len(scheme.term_names(self._settings)), graph.num_parameters, graph.num_statistics)
 
     @property
     def secrets(self) -> RoundSecrets:

@@ -102,10 +102,13 @@ def privacy(facts: RunFacts) -> Html:
 
 
 def _growth(found: Mapping[str, Any]) -> Html:
-    """Epsilon of a run that ends earlier, by the accountant that made the bound; sound noise alone composes so."""
+    """Epsilon of a run that ends earlier, by the accountant that made the bound.
+
+    Drawn of what was proved alone: a report that composes over rounds holds the figures that its accountant took.
+    """
     figures, rows = found.get("deviations", {}), found.get("rows", ())
     needed = ("effective multiplier", "largest sampling rate", "rounds of one client")
-    if found.get("status") != "sound" or not rows or not all(name in figures for name in needed):
+    if not rows or not all(name in figures for name in needed):
         return Html()
     multiplier, rate, total = (float(figures[name]) for name in needed)
     numbers = sorted({max(1, round(total * part / _POINTS)) for part in range(1, _POINTS + 1)})

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch.nn.functional as F
-
 from bilateral.data import Dataset, Split, load_dataset, partition
+from bilateral.data.sampling import shrunk
 from bilateral.errors import DataError, PlanError
 from bilateral.learning.client import sample_clients
 from bilateral.learning.hetero.answers import Answers, PlainAnswers
@@ -77,14 +76,7 @@ def _drawn(plan: HeteroPlan, dataset: Dataset) -> Split:
 
 
 def _shrunk(split: Split, factor: int) -> Split:
-    if factor == 1:
-        return split
-    if split.inputs.ndim != 4 or min(split.inputs.shape[2:]) < factor:
-        raise DataError(
-            f"Expected images of at least {factor}x{factor} pixels to shrink, got {list(split.inputs.shape[1:])}.",
-            remedy="Leave data.shrink out.",
-        )
-    return Split(F.avg_pool2d(split.inputs, factor), split.targets, split.sites)
+    return split if factor == 1 else Split(shrunk(split.inputs, factor, "data.shrink"), split.targets, split.sites)
 
 
 def make_client(plan: HeteroPlan, name: str, data: Split, num_classes: int) -> HeteroClient:

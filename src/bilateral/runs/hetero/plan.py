@@ -9,8 +9,9 @@ The privacy settings are `answers` and `style`. Everything else decides what is 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -49,6 +50,17 @@ ONE_MODEL = OtherKind(
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _GrownSection(_Section):
+    """A section with settings that plans from before do not have: they are written only where they are not neutral."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {}
+
+    @model_serializer(mode="wrap")
+    def _dump_what_is_not_neutral(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return {key: value for key, value in values.items() if key not in self.neutral or value != self.neutral[key]}
 
 
 class HeteroDataPlan(_Section):
@@ -105,8 +117,10 @@ class LocalTrainingPlan(_Section):
     augment: bool = False
 
 
-class QueryPlan(_Section):
+class QueryPlan(_GrownSection):
     """Stages 2 and 3, see `QuerySettings`. `fraction`: of the other clients, how many answer (P4's C)."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"mixup_weight": None}
 
     pool: PoolName = "mixup"
     number: int = Field(default=200, ge=2)
@@ -114,10 +128,13 @@ class QueryPlan(_Section):
     pool_factor: int = Field(default=3, ge=1)
     fraction: float = Field(default=1.0, gt=0, le=1)
     normalisation: Normalisation = "none"
+    mixup_weight: float | None = Field(default=None, gt=0, lt=1)
 
 
-class RetrainingPlan(_Section):
-    """Stage 4, see `RetrainingSettings`."""
+class RetrainingPlan(_GrownSection):
+    """Stage 4, see `RetrainingSettings`. Without `from_answers` it is a control: as long, and nothing from anybody."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {"from_answers": True}
 
     epochs: int = Field(default=30, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
@@ -126,6 +143,7 @@ class RetrainingPlan(_Section):
     temperature: float = Field(default=1.0, gt=0)
     private_weight: float = Field(default=1.0, ge=0)
     augment: bool = False
+    from_answers: bool = True
 
 
 class HeteroPlan(_Section):
@@ -235,6 +253,7 @@ _SAID: Final = {
     "queries.pool_factor": "the pool has so many times as many",
     "queries.fraction": "of the other clients: how many answer",
     "queries.normalisation": "of logits, before they are added",
+    "queries.mixup_weight": "of the first sample of every mixup, if it is not drawn",
     "retraining.epochs": "on the answers and the own samples",
     "retraining.max_steps": "fewer steps than that many epochs have",
     "retraining.batch_size": "samples of a step",
@@ -242,6 +261,7 @@ _SAID: Final = {
     "retraining.temperature": "of the softmax of answers",
     "retraining.private_weight": "of the own samples, beside the answers",
     "retraining.augment": "whether pictures are shifted and mirrored",
+    "retraining.from_answers": "false: a control that learns as long from its own samples alone",
 }
 
 

@@ -99,6 +99,7 @@ def compare(
     plan: RunPlan,
     protections: Sequence[str] | None = None,
     *,
+    stacks: Mapping[str, Mapping[str, Any]] | None = None,
     num_controls: int = 1,
     data_dir: Path | None = None,
     on_round: Callable[[int, int], None] | None = None,
@@ -106,9 +107,13 @@ def compare(
     """One row per training: FedSGD, `num_controls` reordered ones, and the protections, all measured against FedSGD.
 
     `protections` are names of `lanes()`, by default all that make sense (masks need two clients a round) but those that
-    take much longer (`BY_NAME`) and the baselines of the papers.
+    take much longer (`BY_NAME`) and the baselines of the papers. `stacks`: further ones, by any name, as settings on
+    top of the plan.
     """
     known = lanes()
+    stacks = stacks or {}
+    if taken := [name for name in stacks if name in known]:
+        raise PlanError(f"{taken[0]!r} is a protection that is known here.", remedy="Give the stack another name.")
     if unknown := [name for name in protections or () if name not in known]:
         raise PlanError(
             f"There is no protection {unknown[0]!r} to compare.", remedy=f"Choose among {', '.join(known)}."
@@ -122,7 +127,7 @@ def compare(
         masked = [name for name in known if known[name]["aggregation.masks"] != "none"]
         left_out |= {*(() if plan.training.takes_local_steps else LOCAL), *(masked if alone else ())}
         protections = [name for name in known if name not in left_out]
-    trained = _make_lanes(plan, federation, num_controls, protections)
+    trained = _make_lanes(plan, federation, num_controls, protections, stacks)
     names = federation.names
     for round_index in range(plan.training.rounds):
         participants = invited_clients(names, plan.federation.participation, plan.seed, round_index)
@@ -141,13 +146,20 @@ def _rounds_to(metric: float, curve: Mapping[int, float], *, higher_is_better: b
     return min(good, default=None)
 
 
-def _make_lanes(plan: RunPlan, federation: Federation, num_controls: int, protections: Sequence[str]) -> list[_Lane]:
+def _make_lanes(
+    plan: RunPlan,
+    federation: Federation,
+    num_controls: int,
+    protections: Sequence[str],
+    stacks: Mapping[str, Mapping[str, Any]],
+) -> list[_Lane]:
     """FedSGD first, then its reordered controls, then the protections."""
     one_gradient = reference_plan(plan.with_settings(ONE_GRADIENT))
-    plans = [one_gradient, *(plan.with_settings(_settings_of(name, plan)) for name in protections)]
+    chosen = {**{name: _settings_of(name, plan) for name in protections}, **stacks}
+    plans = [one_gradient, *(plan.with_settings(dict(settings)) for settings in chosen.values())]
     bare, *protected = make_blueprints(plans, federation)
     controls = [_Lane(f"{REORDERED}-{number}", bare, number) for number in range(1, num_controls + 1)]
-    others = [_Lane(name, blueprint) for name, blueprint in zip(protections, protected, strict=True)]
+    others = [_Lane(name, blueprint) for name, blueprint in zip(chosen, protected, strict=True)]
     return [_Lane(FEDAVG, bare), *controls, *others]
 
 
@@ -172,6 +184,7 @@ def _row(plan: RunPlan, federation: Federation, lane: _Lane, base: _Lane) -> dic
         "metrics": metrics,
         "weights_relative_difference": relative_difference(lane.training.weights(), base.training.weights()),
         "seconds_ratio": statistics.median(ratios),
+        "curve": sorted(lane.curve.items()),
         "local_work": lane.local_work,
         "megabytes": traffic / 1e6,
         "rounds_to_fedsgd": enough,

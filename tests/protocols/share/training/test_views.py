@@ -80,6 +80,17 @@ def made_of(name, loss="ce", number=0):
     return ADVERSARIAL[name](step_of(network(), (1, 8, 8), loss, BATCH, number=number))
 
 
+every_adversary = pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        pytest.param(name, loss, marks=[pytest.mark.long] * (loss == "mse" and name not in ("any", "all zero")))
+        for name in ADVERSARIAL
+        for loss in ("ce", "mse")
+    ],
+)
+"""By default the squared error with two of them: no kind of its messages is missing with cross entropy."""
+
+
 PACKED = "bits of a truncation"
 PLANES = ("masked digits", "masked signs")
 COUNT = "the number of sums beyond their limits"
@@ -116,8 +127,7 @@ def assert_view_is_uniform(view):
     return checked
 
 
-@pytest.mark.parametrize("loss", ["ce", "mse"])
-@pytest.mark.parametrize("name", ADVERSARIAL)
+@every_adversary
 def test_everything_that_a_party_sees_is_uniform(name, loss):
     made = made_of(name, loss)
     taken = made.take(whatever_comes=True)
@@ -537,8 +547,7 @@ def assert_opened_hides_everything(made, monkeypatch):
     assert_view_is_uniform([*opened, ("what is left of masked values", left)])
 
 
-@pytest.mark.parametrize("loss", ["ce", "mse"])
-@pytest.mark.parametrize("name", ADVERSARIAL)
+@every_adversary
 def test_everything_that_is_opened_is_uniform_and_nothing_is_opened_twice_under_one_mask(name, loss, monkeypatch):
     """With numbers that are all alike, two of them under one mask would give the same word twice."""
     assert_opened_hides_everything(made_of(name, loss), monkeypatch)

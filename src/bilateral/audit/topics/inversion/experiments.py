@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from bilateral.audit.experiment import Experiment
-from bilateral.audit.topics.inversion import gradient_inversion, sum_inversion, upload_terms
+from bilateral.audit.topics.inversion import gradient_inversion, prior_inversion, sum_inversion, upload_terms
 
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     *gradient_inversion.EXPERIMENTS,
+    prior_inversion.EXPERIMENT,
     sum_inversion.EXPERIMENT,
     upload_terms.EXPERIMENT,
 )

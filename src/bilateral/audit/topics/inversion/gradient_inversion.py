@@ -41,14 +41,14 @@ MOST_PARAMETERS = 200_000
 """Matching a larger network takes minutes an image: a stand-in is tried instead."""
 
 
-def _applies(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
+def applies_to_uploads(plan: RunPlan, guarantee: Guarantee) -> str:  # noqa: ARG001
     return "the plan says nothing about single uploads" if said_of_uploads(guarantee) is None else ""
 
 
 def _deep_leakage_applies(plan: RunPlan, guarantee: Guarantee) -> str:
     if plan.traits.computes_on_shares:
         return "it needs a network with second derivatives, and sealed training takes none"
-    return _applies(plan, guarantee)
+    return applies_to_uploads(plan, guarantee)
 
 
 def _run_matching(context: Context) -> list[Evidence]:
@@ -57,7 +57,7 @@ def _run_matching(context: Context) -> list[Evidence]:
     found: list[Evidence] = []
     doubt = doubt_about_own(context)
     if not doubt:
-        target, control = _recorded(context, context.plan)
+        target, control = recorded(context, context.plan)
         method = best_method(true_model(facts_of(target.recording)), tools_of(context, target.recording))
         if method is None:
             return []
@@ -70,7 +70,7 @@ def _run_matching(context: Context) -> list[Evidence]:
         remark = (
             f"on a stand-in, a ConvNet without pooling, under the same protections: the plan's own is no test, {doubt}"
         )
-        target, control = _recorded(context, context.plan.with_settings({"model.name": CONVNET, "model.options": {}}))
+        target, control = recorded(context, context.plan.with_settings({"model.name": CONVNET, "model.options": {}}))
         stand_in = Inversion(context, MATCHING, target, control, tests, remark, _share_of(context, 0.5, 1.0))
         labels_are_read = bool(found)
         found += stand_in.evidence()
@@ -84,7 +84,7 @@ def _run_deep_leakage(context: Context) -> list[Evidence]:
     if len(context.federation().problem.input_shape) != 3:
         return []  # a table's rows go through `gradient-inversion`, exactly
     plan = context.plan.with_settings({"model.name": SIGMOID_LENET, "model.options": {}})
-    target, control = _recorded(context, plan)
+    target, control = recorded(context, plan)
     remark = "on a stand-in, a LeNet with sigmoids, under the same protections: these attacks need a smooth network"
     tests, methods = subject_of_uploads(context.guarantee()), (IDLG, DLG)
     found: list[Evidence] = []
@@ -99,7 +99,7 @@ def _rows(inversion: Inversion, method: Method) -> list[Evidence]:
     return inversion.evidence() if method is IDLG else [inversion.naive()]
 
 
-def _recorded(context: Context, plan: RunPlan) -> tuple[Rounds, Rounds]:
+def recorded(context: Context, plan: RunPlan) -> tuple[Rounds, Rounds]:
     """The plan and its undefended control, with one sample a client and round."""
     count = len(context.federation(plan).names)
     plan = one_sample_plan(plan, count, context.effort.images)
@@ -124,7 +124,12 @@ def _share_of(context: Context, start: float, end: float) -> Callable[[float, st
 
 
 GRADIENT_INVERSION = Experiment(
-    "gradient-inversion", "Gradient inversion by the server", (*ON_UPLOADS, 8, 12), _applies, _run_matching, 75.0
+    "gradient-inversion",
+    "Gradient inversion by the server",
+    (*ON_UPLOADS, 8, 12),
+    applies_to_uploads,
+    _run_matching,
+    75.0,
 )
 DEEP_LEAKAGE = Experiment(
     "deep-leakage", "DLG and iDLG by the server", (*ON_UPLOADS, 8, 12), _deep_leakage_applies, _run_deep_leakage, 25.0

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bilateral.audit.evidence import NUM_PICTURES, Condition, Evidence, Picture, with_controls
+from bilateral.audit.evidence import NUM_PICTURES, Condition, Evidence, Gate, Picture, with_controls
 from bilateral.audit.experiment import Context, has_line
 from bilateral.audit.image_metrics import Ruler, condition, is_image
 from bilateral.audit.threat import eavesdropper_view, server_view
@@ -81,8 +81,12 @@ class Inversion:
     @property
     def works(self) -> bool:
         """Whether the positive control passes its gates."""
-        found = [(gate, self.positive.of(gate.metric)) for gate in gates_for(self._sample)]
+        found = [(gate, self.positive.of(gate.metric)) for gate in self._gates]
         return all(scores is not None and gate.passed_by(scores) for gate, scores in found)
+
+    @property
+    def _gates(self) -> tuple[Gate, ...]:
+        return gates_for(self._sample)
 
     @property
     def _sample(self) -> Tensor:
@@ -100,7 +104,7 @@ class Inversion:
 
     @cached_property
     def _control_guesses(self) -> list[Tensor]:
-        observed = _own_gradients(server_view(self.control.recording), self.control)
+        observed = own_gradients(server_view(self.control.recording), self.control)
         return self._guesses("FedSGD", observed, self.control)
 
     @cached_property
@@ -136,18 +140,20 @@ class Inversion:
         )
 
     def _bare(self) -> Evidence:
-        observed = _own_gradients(server_view(self.target.recording), self.target)
+        observed = own_gradients(server_view(self.target.recording), self.target)
         guesses = self._guesses("uploads with secrets", observed, self.target)
-        tools = self._tools(self.target)
-        floor = self._guesses("random gradients", random_gradients(observed, tools), self.target)
         return self._row(
             self.tests,
             "curious server",
             adaptive=True,
             seen="each upload by itself, with the round's secrets and the true model",
             target=self._scored(self._plan_words, self.target.trials, guesses),
-            negative=self._scored("random gradients", self.target.trials, floor),
+            negative=self._bare_floor(observed),
         )
+
+    def _bare_floor(self, observed: Observed) -> Condition:
+        floor = self._guesses("random gradients", random_gradients(observed, self._tools(self.target)), self.target)
+        return self._scored("random gradients", self.target.trials, floor)
 
     def _dealt_out(self, view: View) -> Evidence:
         candidates, model = self._candidates_of_sums(view), true_model(view.facts)
@@ -269,13 +275,12 @@ class Inversion:
         target: Condition,
         negative: Condition,
     ) -> Evidence:
-        gates = gates_for(self._sample)
         return with_controls(
             tests,
             adversary,
             self.method.name,
             seen,
-            gates,
+            self._gates,
             target=target,
             positive=self.positive,
             negative=negative,
@@ -300,7 +305,7 @@ class Inversion:
         return (Picture(self.method.name, tuple(columns), shown),)
 
 
-def _own_gradients(view: View, rounds: Rounds) -> Observed:
+def own_gradients(view: View, rounds: Rounds) -> Observed:
     keys = [(trial.round_index, trial.client) for trial in rounds.trials]
     return observe(
         true_model(view.facts),

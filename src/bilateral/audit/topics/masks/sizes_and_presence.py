@@ -27,10 +27,9 @@ from bilateral.errors import ThresholdError
 from bilateral.learning.client import invited_clients
 from bilateral.learning.exchange import Dropouts, Packet
 from bilateral.learning.halves import ServerHalf
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.messages import RangeRefusal
-from bilateral.protocols.messages import Message, Question, Upload
+from bilateral.protocols.messages import Message, Question, Upload, UploadShape
 from bilateral.randomness import SeededRandomness
 
 SIZE_ERROR = Metric("error of a row's size, in powers of two", "low", digits=2)

@@ -29,13 +29,12 @@ from bilateral.engine.plan import RunPlan
 from bilateral.engine.secrets import SimulatedSecrets
 from bilateral.learning.exchange import LocalExchange, Packet
 from bilateral.learning.masked_aggregation import MaskedAggregation
-from bilateral.learning.upload_check import UploadShape
 from bilateral.learning.uploading import MaskUploader
 from bilateral.protections.fedavg.halves import PlainModel
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.mask.client import MaskClient
 from bilateral.protocols.mask.server import MaskServer
-from bilateral.protocols.messages import Message, RoundModel, Upload, aggregate
+from bilateral.protocols.messages import Message, RoundModel, Upload, UploadShape, aggregate
 
 FOUND = Metric("weights found among 200", "high", is_rate=True, digits=2)
 STANDS_OUT = Metric("deviations by which the weight stands out", "high", digits=1)

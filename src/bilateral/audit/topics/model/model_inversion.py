@@ -23,6 +23,7 @@ from bilateral.audit.evidence import Condition, Evidence, Gate, Picture, with_co
 from bilateral.audit.experiment import Context, Experiment, has_line, has_subject, undefended
 from bilateral.audit.recording import Recording, record
 from bilateral.audit.scores import Scores
+from bilateral.audit.sealed_recording import SealedRecording
 from bilateral.audit.threat import client_view
 from bilateral.audit.topics.model.attacks.generator import ImagePrior, train_prior
 from bilateral.audit.topics.model.attacks.group_secrets import fit_outputs, naive_outputs
@@ -170,7 +171,7 @@ def _of_sealed(context: Context, game: _Game, plan: RunPlan, control: Recording)
     """What the client makes of the last model of FedSGD, sealed."""
     last = control.server_rounds[-1].round_index
     twin = record_twin(plan, game.federation, control, [last])
-    return client_makes_of(context, twin, game.attacker, adaptive=True)
+    return client_makes_of(context, SealedRecording(twin), game.attacker, adaptive=True)
 
 
 def _victims(context: Context, game: _Game, number: int, target: View, control: View) -> Mapping[str, Outputs]:

@@ -72,7 +72,7 @@ class _Scene:
     dealt: Dealt
     bare: Recording
     rounds: tuple[int, ...]
-    sealed: Recording
+    sealed: SealedRecording
     perturbed: Recording
 
     @property
@@ -95,9 +95,10 @@ class _Scene:
         }
 
     def random_views(self, count: int) -> list[View]:
-        """Of a client that is sent random words, drawn anew each time."""
+        """Of a client that is sent random words, drawn anew each time, with what it made of the last model."""
+        last = len(self.rounds) - 1
         return [
-            client_makes_of(self.context, self.sealed, self.client, adaptive=True, random=number)
+            client_makes_of(self.context, self.sealed, self.client, adaptive=True, random=number, only=last)
             for number in range(count)
         ]
 
@@ -121,7 +122,7 @@ def _scene(context: Context, game: Game, number: int, count: int) -> _Scene:
         dealt,
         bare,
         rounds,
-        record_twin(seeded, federation, bare, rounds),
+        SealedRecording(record_twin(seeded, federation, bare, rounds)),
         record_twin(perturbed, federation, bare, rounds),
     )
 
@@ -260,7 +261,7 @@ def _membership(context: Context, scenes: Sequence[_Scene], views: Sequence[dict
 
 def _pairs(scene: _Scene) -> list[Evidence]:
     """Line 17, carried out: a client with its dealer has the model, the server with a client's dealer the batch."""
-    sealed, client = SealedRecording(scene.sealed), scene.client
+    sealed, client = scene.sealed, scene.client
     unseen = scene.bare.test.inputs[:NUM_UNSEEN]
     rounds = range(len(scene.rounds))
     with_dealer = sealed.view("client with its dealer", lambda dealers: frozenset({client, dealers[client]}))
@@ -301,7 +302,7 @@ def _batches(scene: _Scene, sealed: SealedRecording) -> Evidence:
     client = scene.client
     view = sealed.view("server with a client's dealer", lambda dealers: frozenset({SERVER, dealers[client]}))
     found, others, classes = [], [], []
-    front = sealed.network.front_state(scene.sealed.initial)
+    front = sealed.network.front_state(scene.sealed.recording.initial)
     unseen = sealed.network.through_front(front, scene.bare.test.inputs[:NUM_UNSEEN])
     for index in range(len(scene.rounds)):
         seen = view.step(index, client)

@@ -42,16 +42,24 @@ def record_twin(plan: RunPlan, federation: Federation, bare: Recording, rounds: 
 
 
 def client_makes_of(
-    context: Context, twin: Recording, client: str, *, adaptive: bool, random: int | None = None
+    context: Context,
+    twin: SealedRecording,
+    client: str,
+    *,
+    adaptive: bool,
+    random: int | None = None,
+    only: int | None = None,
 ) -> View:
-    """The view of a client of a sealed run with what it made of the models; `random`: of words of that draw."""
-    view = SealedRecording(twin).view("curious client", lambda _: frozenset({client}))
+    """The view of a client of a sealed run with what it made of the models (of that round `only`).
+
+    `random`: of words of that draw. What the recording holds of its steps is found once for all views.
+    """
+    view = twin.view("curious client", lambda _: frozenset({client}))
     if random is not None:
         view = with_random_words(context, view, random)
-    models = {
-        kept.round_index: read_model(view, kept.round_index, client, adaptive=adaptive) for kept in twin.server_rounds
-    }
-    return as_view(view, client, models, twin.shares[client])
+    rounds = [kept.round_index for kept in twin.recording.server_rounds] if only is None else [only]
+    models = {index: read_model(view, index, client, adaptive=adaptive) for index in rounds}
+    return as_view(view, client, models, twin.recording.shares[client])
 
 
 def with_random_words(context: Context, view: SealedView, number: int) -> SealedView:

@@ -23,7 +23,6 @@ from torch import Tensor
 from bilateral.errors import BilateralError, ThresholdError
 from bilateral.learning.exchange import SETUP, Exchange, Packet, Respond
 from bilateral.learning.halves import ServerHalf
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.fixed_point import MAX_BOUND_BITS, FixedPointFormat
 from bilateral.protocols.mask.keys import KeyDirectory
 from bilateral.protocols.mask.messages import (
@@ -38,7 +37,7 @@ from bilateral.protocols.mask.ring_words import format_of
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.membership import KeyRequest, RoundMembers
-from bilateral.protocols.messages import Aggregate, Message, RoundModel, Upload, aggregate
+from bilateral.protocols.messages import Aggregate, Message, RoundModel, Upload, UploadShape, aggregate
 from bilateral.protocols.wire import digest
 
 
@@ -220,7 +219,7 @@ class _Masked:
         return self.reveal()
 
     def sign(self, model: RoundModel, signers: Sequence[str]) -> None:
-        listed = self.server.close_uploads(digest(model))
+        listed = self.server.close_uploads(context=digest(model))
         for name, signed in _expect(self._stage.send(dict.fromkeys(signers, (listed,))), SurvivorSignature).items():
             self.server.collect_signature(name, signed)
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 
 from bilateral.learning.exchange import Exchange, Respond
 from bilateral.learning.masked_aggregation import MaskedAggregation
-from bilateral.learning.upload_check import UploadShape
 from bilateral.protocols.mask.fixed_point import MIN_BOUND_BITS
 from bilateral.protocols.mask.messages import RangeRefusal
 from bilateral.protocols.mask.server import MaskServer
 from bilateral.protocols.mask.settings import MaskSettings
-from bilateral.protocols.messages import Message
+from bilateral.protocols.messages import Message, UploadShape
 
 TINY = 2.0**MIN_BOUND_BITS
 
