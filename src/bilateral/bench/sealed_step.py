@@ -25,9 +25,10 @@ and for each of them a row for
 `relative_error`: of the worst tensor and step, the largest difference from float64 autograd over the largest gradient,
 of the loss summed over the batch (`..._in_fixed_point`: from the same step in the clear, whose ReLUs and poolings see
 the same rounded numbers). `ratio_to_plain`: seconds over those of a plain torch float32 step (on a core, in the
-parties' rows), which takes turns with ours but for `total` and `pipelined`, of which as many come one after the other; all spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`:
-on a core, and as told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and
-receiving them (`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
+parties' rows), which takes turns with ours but for `total` and `pipelined`: of them as many come one after the other,
+as peers are measured. All spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`: on a core, and as
+told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and receiving them
+(`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from bilateral.protocols.share.prediction.messages import (
     QueryRequest,
     SessionNotice,
     SummedLogits,
+    TablesRequest,
 )
 from bilateral.protocols.share.ring.streams import Stream
 
@@ -262,7 +263,7 @@ def test_a_simulator_makes_the_querying_partys_view_of_a_sealed_prediction_from_
         (logits,) = group.received(QUERIER, SummedLogits)
         assert_identical(view_of_client(group, QUERIER), simulated_querier(logits.logits))
         kinds = [type(exchange.request) for exchange in group.log if exchange.party == QUERIER]
-        assert kinds == [SessionNotice, BatchRequest, QueryRequest, SummedLogits]
+        assert kinds == [SessionNotice, BatchRequest, TablesRequest, QueryRequest, SummedLogits]
         if "large" not in name and "huge" not in name:  # those leave the range
             assert (group.answer - predict(answered, queries)).abs().max() < 2**-12
 

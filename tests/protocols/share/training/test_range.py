@@ -121,7 +121,7 @@ def test_what_is_opened_at_the_end_is_how_many_sums_are_beyond_their_limits(size
 
 def _sums_alone(role, share):
     role.watch("x", share)
-    return role._watched[0][1]
+    return role._watched[0][1]()
     yield
 
 
