@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runs.rounds.harness import conduct
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
@@ -19,7 +20,10 @@ from bilateral.engine.federation import load_federation
 from bilateral.engine.setup import initial_model, make_blueprint
 from bilateral.errors import DataError, ModelError, PlanError
 from bilateral.models.modes import training_copy
+from bilateral.runs.hetero.parties import make_client
+from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.rounds.export import export_run, load_exported
+from bilateral.serving.model import ServedModel
 
 WORDS = 9
 
@@ -147,7 +151,7 @@ def test_a_run_over_given_datasets_learns_and_its_model_takes_what_it_always_too
     assert torch.equal(result.model(rows), outputs)
 
 
-def test_sound_noise_takes_them_and_so_do_encrypted_sums():
+def test_sound_noise_takes_them():
     noisy = plan(noise__mechanism="sound", noise__noise_multiplier=1.0, protection="fedavg")
     assert run(noisy, save=False, reference=False).rounds == 2
 
@@ -208,6 +212,12 @@ def test_inputs_that_cannot_be_laid_together_are_refused_by_name(inputs, words):
         Split(inputs, torch.zeros(3, dtype=torch.int64))
 
 
+def test_different_networks_answer_about_one_input():
+    hetero = HeteroPlan()
+    with pytest.raises(DataError, match="several inputs"):
+        make_client(hetero, hetero.clients.names[0], notes().train, 2)
+
+
 def test_networks_of_the_zoo_take_one_input():
     with pytest.raises(ModelError, match="mlp-3 takes one input, and these data have 2"):
         run(plan(model__name="mlp-3"), save=False)
@@ -219,7 +229,17 @@ def test_such_a_model_is_exported_and_loaded(tmp_path):
     with pytest.raises(PlanError, match="several inputs"):
         export_run(tmp_path / "run", tmp_path / "model.onnx", **names)
     export_run(tmp_path / "run", tmp_path / "model.safetensors", **names)
+    with pytest.raises(PlanError, match="not served on shares"):
+        ServedModel.of_run(tmp_path / "run", ("bilateral", "serve"), **names)
     loaded = load_exported(tmp_path / "model.safetensors", builder=names["model"]).model
     held = notes(named=True).test
     text, picture = held.form.taken_apart(held.inputs.double())
     assert torch.equal(loaded(held.inputs.double()), loaded(picture=picture, text=text))
+
+
+def test_sites_elsewhere_are_told_of_several_inputs_and_give_the_same_model(tmp_path):
+    here = run(plan(), save=False, reference=False)
+    there = conduct(plan(), tmp_path / "run")
+    ours, theirs = here.model.state_dict(), there.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert there.metrics == here.metrics

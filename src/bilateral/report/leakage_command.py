@@ -17,8 +17,8 @@ from bilateral.runs.hetero.plan import HeteroPlan
 
 def command_for(result: AuditResult, output: str) -> str:
     """What to type for the same audit: all settings that are not the default's."""
-    is_run = _has_all(result, RunPlan)  # and perhaps a section of a protection's own
-    if not is_run and not _has_all(result, HeteroPlan):
+    is_run = _is_one_of(result, RunPlan)
+    if not is_run and not _is_one_of(result, HeteroPlan):
         return f"bilateral audit plan.toml --output {output}"  # of a kind that was registered: it has no settings here
     default = dict(flat((RunPlan() if is_run else HeteroPlan()).model_dump(mode="json")))
     changed = [(key, value) for key, value in flat(result.plan) if value != default.get(key) and value is not None]
@@ -30,8 +30,10 @@ def command_for(result: AuditResult, output: str) -> str:
     return " ".join(["bilateral audit", *kind_of_plan, *words, *effort, *only, f"--output {output}"])
 
 
-def _has_all(result: AuditResult, plan: type[BaseModel]) -> bool:
-    return set(plan().model_dump()) <= set(result.plan)
+def _is_one_of(result: AuditResult, plan: type[BaseModel]) -> bool:
+    """Whether most of the kind's settings are there: it may have got more since, and protections have their own."""
+    sections = set(plan().model_dump())
+    return 2 * len(sections & set(result.plan)) > len(sections)
 
 
 def _setting(value: Any) -> str:

@@ -63,7 +63,8 @@ class Step:
 
     def without_limits(self):
         shape = self.terms.shape_of_step
-        return replace(self, limits=dict.fromkeys((label for label, _ in (*shape.watched, *shape.norms)), ROOM))
+        labels = [*(label for label, _ in shape.watched), *(norm.label for norm in shape.norms)]
+        return replace(self, limits=dict.fromkeys(labels, ROOM))
 
     def with_weights_times(self, size):
         layers = (PrivateLayer((layer.weight * size).long(), (layer.bias * size).long()) for layer in self.layers)

@@ -47,12 +47,10 @@ from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
 from bilateral.protocols.share.ring.streams import Keystream, Purpose, Stream
 from bilateral.protocols.share.training import norms
-from bilateral.protocols.share.training.terms import Order, StepTerms
+from bilateral.protocols.share.training.terms import Norm, Order, StepTerms
 from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
 
 Gate = Generator[Any, Any, Tensor]
-NORM_BITS: Final = 10
-"""Fraction bits of numbers whose squares are added up."""
 SUM_BITS: Final = 60
 """Sums of what is watched, and their distances from the limits, are below 2^this (`bounds` sees to that)."""
 NUMBERED: Final = ("truncate", "multiply", "compare", "times")
@@ -94,19 +92,6 @@ class Blinded:
 
     masked: Masked
     told: Tensor
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A value whose channels have a norm that is limited. `label` names it."""
-
-    label: str
-    fraction_bits: int
-
-    @property
-    def shift(self) -> int:
-        """So many bits are cut off before numbers are squared: `NORM_BITS` fraction bits are left."""
-        return self.fraction_bits - NORM_BITS
 
 
 class Role(ABC):
@@ -655,7 +640,7 @@ class Dealing(Role):
         """Called whenever something was added to `dealt`: it may be taken away from there."""
         self.dealt_shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
         self.watched_shapes: list[tuple[str, tuple[int, ...]]] = []
-        self.norm_shifts: list[tuple[str, int]] = []
+        self.norms_dealt: list[Norm] = []
         self._weights: dict[int, Tensor] = {}
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
@@ -776,7 +761,7 @@ class Dealing(Role):
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         shape = tuple(masked.part.shape)
-        self.norm_shifts.append((norm.label, norm.shift))
+        self.norms_dealt.append(norm)
         nothing = _nothing(shape[1:2])
         self._norms.append((norm.label, lambda: nothing))
         if self.is_dry:

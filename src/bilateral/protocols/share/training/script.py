@@ -17,9 +17,16 @@ from bilateral.protocols.share.training.backward import backward
 from bilateral.protocols.share.training.forward import forward, watch_what_is_compared
 from bilateral.protocols.share.training.loss import loss_delta
 from bilateral.protocols.share.training.planning import Planning
-from bilateral.protocols.share.training.roles import Blinded, Norm, Role
+from bilateral.protocols.share.training.roles import Blinded, Role
 from bilateral.protocols.share.training.tape import Delta, Tape, Walk
-from bilateral.protocols.share.training.terms import GradientPart, StepShape, StepTerms
+from bilateral.protocols.share.training.terms import (
+    DELTA_NORM_BITS,
+    VALUE_NORM_BITS,
+    GradientPart,
+    Norm,
+    StepShape,
+    StepTerms,
+)
 
 
 def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
@@ -60,9 +67,10 @@ def _blinded(role: Role, tape: Tape) -> Walk:
         if weight_trains and layer in tape.masked_deltas:
             masked, delta = tape.masked_deltas[layer]
             if source not in values:
-                norm = Norm(f"norm of value {source}", terms.circuit.values[source].fraction_bits)
+                bits = terms.circuit.values[source].fraction_bits
+                norm = Norm(f"norm of value {source}", bits, VALUE_NORM_BITS)
                 values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
-            norm = Norm(f"norm of delta {layer}", delta.fraction_bits)
+            norm = Norm(f"norm of delta {layer}", delta.fraction_bits, DELTA_NORM_BITS)
             found[layer] = values[source], (yield from role.blind("delta blind", layer, masked, norm))
             yield from role.expect_gradient(layer, *found[layer])
     return found
@@ -95,7 +103,7 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    watched, norms = tuple(dealer.watched_shapes), tuple(dealer.norm_shifts)
+    watched, norms = tuple(dealer.watched_shapes), tuple(dealer.norms_dealt)
     return StepShape(tuple(parts), tuple(dealer.dealt_shapes), watched, norms, dealer.orders)
 
 

@@ -20,6 +20,9 @@ ONE: Final = 1 << 20
 """What a factor of 1 is, in the units of factors that are applied by a product and a truncation."""
 MOST_CLASSES: Final = 1024
 """With more, what the softmax leaves to outputs far below the largest adds up to more than its error."""
+VALUE_NORM_BITS: Final = 5
+"""Fraction bits of values whose squares are added up; they are the larger, deltas the smaller."""
+DELTA_NORM_BITS: Final = 10
 INPUT_ROOT_MEAN_SQUARE: Final = 16.0
 """The second party refuses its own batch where a channel's is larger (`parties.encode_batch`)."""
 
@@ -168,6 +171,20 @@ class GradientPart:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """A value whose channels have a norm that is limited. `label` names it; squared numbers have `kept_bits`."""
+
+    label: str
+    fraction_bits: int
+    kept_bits: int
+
+    @property
+    def shift(self) -> int:
+        """So many bits are cut off before numbers are squared."""
+        return self.fraction_bits - self.kept_bits
+
+
+@dataclass(frozen=True)
 class StepShape:
     """`dealt`: shapes and types of all that the first party is dealt, in order. `watched`: labels, in order, each with
     the shape of a sample's part."""
@@ -175,8 +192,8 @@ class StepShape:
     parts: tuple[GradientPart, ...]
     dealt: tuple[tuple[Shape, torch.dtype], ...]
     watched: tuple[tuple[str, Shape], ...]
-    norms: tuple[tuple[str, int], ...]
-    """Labels of norms, and by how many bits their squares are shifted up when they are compared."""
+    norms: tuple[Norm, ...]
+    """Whose squares are compared."""
     orders: tuple[Order, ...] = field(default=(), compare=False)
     """Of a training step: the dealer's gates (`planning`)."""
 
