@@ -167,9 +167,9 @@ def no_range_checks(patch):
     patch.setattr(roles.Role, "settle", nothing)
 
 
-def loud_round(model):
+def loud_round():
     """A round in which numbers leave their range: large targets, and a model that the server's small examples bear."""
-    context = context_for(**{"federation.clients": 3, "training.rounds": 1, "model.name": model, **WIDE})
+    context = context_for(**{"federation.clients": 3, "training.rounds": 1, "model.name": "mlp-5", **WIDE})
     found = context.federation()
     shares = {name: replace(share, targets=1000.0 * share.targets.double()) for name, share in found.shares.items()}
     quiet = replace(found.problem, examples=0.02 * found.problem.examples)
@@ -178,7 +178,7 @@ def loud_round(model):
     def grow(_round_index, network):
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter.mul_(3.5)
+                parameter.mul_(3.0)
 
     loud = replace(found, shares=shares, problem=quiet, test=test)
     return record(context.plan, loud, keep=range(1), before_round=grow)
@@ -187,13 +187,12 @@ def loud_round(model):
 WIDE = {"model.options": {"width": 32}}
 
 
-@pytest.mark.parametrize("model", ["mlp-5", "mlp-7"])
-def test_without_range_checks_a_wrong_gradient_comes_out_and_the_recording_shows_it(model, monkeypatch):
+def test_without_range_checks_a_wrong_gradient_comes_out_and_the_recording_shows_it(monkeypatch):
     """The checks are all that is in the way: with them the same round ends in an error, and nothing is learned."""
     with pytest.raises(OutOfRangeError, match="left its range; nothing was learned"):
-        loud_round(model)
+        loud_round()
     no_range_checks(monkeypatch)
-    recording = loud_round(model)
+    recording = loud_round()
     assert relative(recording.server_round(0).recovered(), plain_gradient(recording, 0)) > 0.1
 
 

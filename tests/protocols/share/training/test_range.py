@@ -496,7 +496,7 @@ def test_follow_admits_every_network_of_common_size_and_nothing_that_leaves_its_
 
 
 def test_follow_says_which_number_might_leave_its_range():
-    said, outside, is_told = followed(Own(NETWORKS["residual sum"]), SHAPE, "mse", 2, 9, 1.0)
+    said, outside, is_told = followed(Own(NETWORKS["residual sum"]), SHAPE, "mse", 2, 13, 1.0)
     assert said is not None and "might reach" in said
     assert "a comparison" in outside and is_told
 
