@@ -1,4 +1,7 @@
-"""`bilateral watch`: what an operator sees of a run, in any terminal or none."""
+"""`bilateral watch`: what an operator sees of a run, in any terminal or none.
+
+It runs what docs/how-to/many-machines.md prints of it.
+"""
 
 import io
 import json

@@ -60,6 +60,16 @@ class CoveredParameter(TypedDict):
     remark: str
 
 
+class DrawnLayer(TypedDict):
+    """A layer, or a place where several meet; `inputs` names those before it. `frozen`: numbers that do not learn."""
+
+    name: str
+    kind: str
+    elements: int
+    frozen: int
+    inputs: list[str]
+
+
 class Coverage(TypedDict):
     """What perturbation hides of a model."""
 
@@ -92,6 +102,7 @@ class Run(TypedDict):
     megabytes_up: float
     megabytes_down: float
     traffic: list[Traffic]
+    network: list[DrawnLayer]
     coverage: Coverage | None
     recovery_error: float | None
     difference_to_fedavg: float | None

@@ -69,12 +69,16 @@ class RoundDone(Event):
 
 @dataclass(frozen=True)
 class StageDone(Event):
-    """`sites` did their part of a heterogeneous run: `round` parts of all are done."""
+    """`sites` did their part of a heterogeneous run: `round` parts of all are done.
+
+    `megabytes`: what all parties sent for secret-shared prediction meanwhile.
+    """
 
     event: ClassVar[str] = "stage_done"
     round: int
     seconds: float
     sites: tuple[str, ...]
+    megabytes: float = 0.0
 
 
 @dataclass(frozen=True)

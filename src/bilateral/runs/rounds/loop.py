@@ -38,6 +38,7 @@ from bilateral.learning.evaluation import Measured, Predict, measure
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, predict_with, relative_difference
 from bilateral.models.coverage import Coverage, coverage
+from bilateral.models.drawing import drawn_layers
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
@@ -378,6 +379,7 @@ class RoundLoop:
             per_site=measured.per_site() if self.plan.evaluation.metrics else {},
             told_by_sites=told_by_sites(self._rows),
             warnings=tuple(self._warnings(measured)),
+            network=drawn_layers(main.model),
             coverage=self._coverage(),
         )
 

@@ -14,6 +14,7 @@ from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
 from bilateral.models.coverage import Coverage
+from bilateral.models.drawing import DrawnLayer
 from bilateral.protections.registry import LOCAL_STEPS, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
@@ -115,6 +116,8 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    network: tuple[DrawnLayer, ...] = ()
+    """Its layers in the order in which they compute."""
     coverage: Coverage | None = None
     """What perturbation hid of the model, parameter by parameter; None with any other protection."""
     best_round: int | None = None
@@ -146,6 +149,7 @@ class RunResult:
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
             "traffic": self.transcript.traffic_rows(),
+            "network": [layer.as_dict() for layer in self.network],
             "coverage": self.coverage.as_dict() if self.coverage else None,
             "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,
