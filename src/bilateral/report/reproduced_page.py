@@ -10,6 +10,7 @@ from bilateral.documents import parse_json
 from bilateral.errors import CheckpointError
 from bilateral.report.leakage_markdown import folded, table
 from bilateral.report.reproduced_table import AGREES, as_markdown, in_words
+from bilateral.reproduce.registry import TABLES
 
 LONG: Final = 200
 """Findings with more letters than that become lists."""
@@ -57,6 +58,7 @@ def page_of(tables: Sequence[Stored], folder: str) -> str:
         "[notation.md](notation.md).",
         "## In short",
         _in_short(tables),
+        *_not_stored(tables),
     ]
     paper = None
     for one in tables:
@@ -76,6 +78,12 @@ def _in_short(tables: Sequence[Stored]) -> str:
         state = one["scale"] + ("" if one["finished"] else ", unfinished")
         rows.append((f"[{one['table']}](#{one['table']})", one["title"], state, in_words(one["seconds"]), said or "-"))
     return table(("table", "what", "scale", "took", "findings"), rows)
+
+
+def _not_stored(tables: Sequence[Stored]) -> list[str]:
+    """Tables that the command has, and nobody has stored."""
+    names = [f"`{name}`" for name in TABLES if name not in {one["table"] for one in tables}]
+    return [f"Not stored, and so not claimed here: {', '.join(names)}. The same command does them."] if names else []
 
 
 def _section(one: Stored, folder: str) -> list[str]:
