@@ -23,8 +23,8 @@ MNIST_NETWORKS: Final = {
 }
 OURS: Final = ("PrivHFL", "PrivHFL CPU", "PrivHFL GPU")
 _ORDER: Final = (
-    "Quick clients are barely better than chance, and what such clients answer teaches little; docs/measurements.md has "
-    "larger ones"
+    "Quick clients are barely better than chance, and what such clients answer teaches little; docs/measurements.md "
+    "has larger ones"
 )
 
 
