@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WORKERS ?= 2
 
 .PHONY: run test test-long lint architecture docs setup clean
 
@@ -10,7 +11,7 @@ run: $(INSTALLED)
 	$(BIN)/bilateral run
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long

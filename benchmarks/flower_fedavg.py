@@ -23,6 +23,8 @@ from typing import Any, Final
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_agent_register_timeout_ms", "200000")  # of ray's start, which a busy machine delays
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")
 
 import torch
 import torch.nn.functional as F

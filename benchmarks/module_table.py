@@ -77,13 +77,12 @@ def samples(kind: Kind = "table", side: int = 0, num_train: int = 24) -> Dataset
     return Dataset("random", task, train, test, CLASSES)
 
 
-def torchvision_network(name: str, num_outputs: int) -> nn.Module:
-    """One of torchvision's, without dropout: it would fall on other elements than the oracle's."""
-    model, _ = torchvision_families.build(torchvision_families.import_models(), name)
+def torchvision_network(network: str, num_outputs: int) -> nn.Module:
+    """One of torchvision's, without dropout and stochastic depth: the oracle would draw others."""
+    model, _ = torchvision_families.build(torchvision_families.import_models(), network, num_outputs)
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    assert num_outputs == torchvision_families.NUM_OUTPUTS
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ == "StochasticDepth":
+            module.p = 0.0  # type: ignore[assignment]
     return model
 
 
@@ -168,7 +167,7 @@ def networks(*, torchvision: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                 name,
                 {
                     "model.name": "module_table:torchvision_network",
-                    "model.options": {"name": name},
+                    "model.options": {"network": name},
                     "data.name": "module_table:samples",
                     "data.options": {"kind": "picture", "side": side},
                 },

@@ -43,6 +43,7 @@ CASES: Final = {
         _case("bank-marketing", "--data bank-marketing --model mlp-3 --clients 10 --rounds 200 "
               "--set training.batch_size=64 --set data.options.task=classification"),
         _case("mnist", "--data mnist --model lenet --rounds 60 --set training.learning_rate=0.01"),
+        _case("mnist-faster", "--data mnist --model lenet --rounds 60 --set training.learning_rate=0.03"),
         _case("cifar10", "--data cifar10 --model resnet-8 --set model.options.batch_norm=false --clients 3 --rounds 60 "
               "--set training.batch_size=16"),
     )

@@ -122,11 +122,11 @@ def _relative(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).abs().max() / expected.abs().max())
 
 
-def build(models: Any, name: str) -> tuple[nn.Module, int]:
+def build(models: Any, name: str, num_outputs: int = NUM_OUTPUTS) -> tuple[nn.Module, int]:
     side, options = FAMILIES[name]
     make: Callable[..., nn.Module] = getattr(models, name.split(maxsplit=1)[0])
     torch.manual_seed(0)
-    model = make(num_classes=NUM_OUTPUTS, **options).double().train()
+    model = make(num_classes=num_outputs, **options).double().train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.eval()

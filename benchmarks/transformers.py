@@ -1,6 +1,6 @@
 """A vision and a text Transformer under perturbation: what is hidden, what a step costs, and whether they learn.
 
-    python benchmarks/transformers.py [--rounds 60] [--json]
+    python benchmarks/transformers.py [--rounds 200] [--only-training] [--json]
 
 ViT-tiny (192 channels, 3 heads, 12 layers, patches of 4, a class token, learned positions) on pictures of 3 x 32 x 32
 for coverage and cost; a smaller one (48 channels, 3 layers) on digits, and a text Transformer on windows of 48
@@ -183,6 +183,7 @@ def trained(model: str, data: str, rounds: int, rate: float) -> dict[str, Any]:
             "federation.clients": 4,
             "training.rounds": rounds,
             "training.batch_size": 64,
+            "training.optimiser": "adam",
             "training.learning_rate": rate,
             "training.evaluate_every": rounds,
         }
@@ -195,6 +196,7 @@ def trained(model: str, data: str, rounds: int, rate: float) -> dict[str, Any]:
         "rounds": rounds,
         "accuracy": result.metrics["test_accuracy"],
         "accuracy_of_fedsgd": result.metrics_of_fedavg["test_accuracy"],
+        "difference_of_weights": result.difference_to_fedavg,
         "recovery": str(result.recovery),
     }
 
@@ -204,18 +206,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only-training", action="store_true")
     chosen = parser.parse_args()
     text = TextTransformer(3)
+    trainings = (
+        ("transformers:vit_small", "digits", 0.003),
+        ("transformers:text_transformer", "transformers:library_text", 0.003),
+    )
+    if chosen.only_training:  # a line each, as they come
+        for model, data, rate in trainings:
+            print(json.dumps(trained(model, data, chosen.rounds, rate)), flush=True)  # noqa: T201
+        return
     found = {
         "coverage": {
             "vit_tiny": covered(vit_tiny((3, 32, 32), 10), torch.zeros(2, 3, 32, 32)),
             "text": covered(text, torch.zeros(2, LENGTH, dtype=torch.int64)),
         },
         "vit_tiny_step": step_cost(chosen.repeats),
-        "training": [
-            trained("transformers:vit_small", "digits", chosen.rounds, 0.1),
-            trained("transformers:text_transformer", "transformers:library_text", chosen.rounds, 0.2),
-        ],
+        "training": [trained(model, data, chosen.rounds, rate) for model, data, rate in trainings],
     }
     print(json.dumps(found, indent=None if chosen.json else 1))  # noqa: T201
 

@@ -7,6 +7,7 @@ for new examples, and there pytest-randomly's seed (printed at the start) decide
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import random
@@ -48,7 +49,15 @@ def _refuse_the_network(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_refuse_the_network)
 
 
-_LONGEST_FIRST = ("tests/engine/flare/", "tests/audit/topics/", "tests/bench/")
+_LONGEST_FIRST = (
+    "tests/engine/flare/test_faults.py",
+    "tests/engine/flare/test_deployment.py",
+    "tests/engine/flare/",
+    "tests/audit/topics/swapped/",
+    "tests/audit/topics/shared/",
+    "tests/audit/topics/",
+    "tests/bench/",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,7 +93,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 @pytest.hookimpl(trylast=True)  # after pytest-randomly, whose order stays within each part
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes begin first, so that no worker waits for another's last one."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST_FIRST))
+    items.sort(key=lambda item: next((n for n, path in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(path)), 99))
+
+
+def pytest_collection_finish() -> None:
+    """Millions of objects are there for good by now; Python need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,6 @@ import pytest
 from tests.runs.rounds.harness import conduct, weights_in
 
 import bilateral
-from bilateral.cli.lazy_commands import imported
-from bilateral.cli.main import app, main
 from bilateral.engine.plan import load_plan
 
 ROOT = Path(__file__).parents[1]
@@ -77,57 +73,8 @@ def test_every_printed_plan_is_one(page, number, tmp_path):
     load_plan(tmp_path / "plan.toml")
 
 
-def test_your_own_model_and_data_work_as_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (module,) = [block for block in blocks(README, "python") if "my_project.py" in block]
-    Path("my_project.py").write_text(module, encoding="utf-8")
-    own = [line for line in commands(README) if "my_project" in line or line.startswith("bilateral export mine")]
-    assert [line.split()[1] for line in own] == ["inspect", "run", "export", "predict"]
-    for line in own:
-        words = shlex.split(line) + (["--rounds", "3", "--quiet"] if line.split()[1] == "run" else [])
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        assert stopped.value.code in (0, None), f"{line}: {capsys.readouterr().err}"
-    sys.modules.pop("my_project", None)
-
-
-def test_python_on_plans_works_as_printed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (code,) = [block for block in blocks(PAGES["plans.md"], "python") if "load_plan" in block]
-    Path("plan.toml").write_text(
-        '[data]\nname = "wine"\n[model]\nname = "mlp-3"\n[training]\nrounds = 2\n', encoding="utf-8"
-    )
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert names["result"].rounds == 2  # type: ignore[attr-defined]
-
-
-def test_python_on_the_first_page_works_as_printed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (code,) = [block for block in blocks(README, "python") if "bilateral.run(" in block]
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert names["result"].rounds == 20  # type: ignore[attr-defined]
-
-
 def test_the_first_page_is_short():
     assert len(README.splitlines()) <= 200
-
-
-@pytest.mark.parametrize(
-    ("page", "line"), [(page, line) for page, text in PAGES.items() for line in dict.fromkeys(commands(text))]
-)
-def test_every_printed_command_has_words_that_the_command_knows(page, line, monkeypatch):
-    for variable in re.findall(r"\$(\w+)", line):
-        monkeypatch.setenv(variable, "7000")
-    words = [re.sub(r"\$\w+", "7000", word) for word in shlex.split(line)[1:]]
-    command = imported(app)[words[0]]
-    command.make_context(words[0], words[1:])  # parses, and calls nothing
-    for option, value in pairwise(words):
-        if option == "--set":
-            bilateral.RunPlan().with_settings({value.partition("=")[0]: value.partition("=")[2]})
 
 
 @pytest.mark.parametrize("page", PAGES)

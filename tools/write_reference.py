@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import json
 import sys
+import tempfile
 import textwrap
 import types
 import typing
@@ -26,6 +27,7 @@ from bilateral.cli.printed import PRINTED, schema_of
 from bilateral.engine.plan import RunPlan
 from bilateral.protections.registry import own_sections
 from bilateral.runs.hetero.plan import HeteroPlan
+from error_examples import EXAMPLES, message_of
 
 
 def write_reference(folder: Path) -> None:
@@ -203,21 +205,27 @@ def _one_a_line(arguments: str) -> str:
 
 
 def error_catalogue() -> str:
-    """Every error that the package raises on purpose."""
+    """Every error that the package raises on purpose, with a message that its example really raises."""
     lines = [
         "# Errors",
         "",
-        "Every error says what is wrong, where, and what to do. All are `BilateralError`; the command prints it, "
-        "with exit code 2.",
+        "Every error says what was expected, what came, and what to do. All are `BilateralError`, and have the last "
+        "part as `remedy`; the command prints the message, without a traceback, with exit code 2. Messages here are of "
+        "errors that were really raised when this page was made, by `tools/error_examples.py`.",
         "",
-        "| error | is a | when |",
-        "|---|---|---|",
+        "```text",
+        *inspect.cleandoc(errors.__doc__ or "").splitlines()[2:-2],
+        "```",
+        "",
     ]
-    for name, found in sorted(vars(errors).items()):
-        if inspect.isclass(found) and issubclass(found, errors.BilateralError):
-            parents = ", ".join(f"`{base.__name__}`" for base in found.__bases__)
-            lines.append(f"| `{name}` | {parents} | {_cell(inspect.getdoc(found) or '')} |")
-    return "\n".join(lines) + "\n"
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in EXAMPLES:
+            error = message_of(kind, Path(folder) / kind.__name__)
+            what, remedy = error.in_full().removesuffix(error.remedy).strip(), error.remedy
+            parents = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+            lines += [f"## {kind.__name__}", "", f"A {parents}. {_cell(inspect.getdoc(kind) or '')}", ""]
+            lines += ["```text", *textwrap.wrap(what, 110), *textwrap.wrap(f"-> {remedy}", 110), "```", ""]
+    return "\n".join(lines)
 
 
 def _cell(value: object) -> str:

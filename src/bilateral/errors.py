@@ -3,6 +3,7 @@
     BilateralError                what was expected, what came, what to do
     |-- ArgumentError             a function was called with another kind of thing than it takes
     |-- PlanError                 a plan or a command-line option does not make sense
+    |   |-- PlanNotAcceptedError  a party's operator has not agreed to this plan, or to code that it names
     |   `-- UnsoundPlanError      a combination of protections whose claim would not hold
     |-- DataError                 data are missing, malformed, or unfit for the plan
     |   `-- MissingDataError      a file is not where it was looked for
@@ -29,23 +30,41 @@ The command line prints the message and exits with code 2; it never shows a trac
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class BilateralError(Exception):
-    """Base of all errors of this package. `remedy` says what the user can do about it."""
+    """Base of all errors of this package. `remedy` says what the user can do about it.
+
+    `usual_remedy`: of a kind of errors, where the message has none of its own.
+    """
+
+    usual_remedy: ClassVar[str] = ""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         if message.endswith("..") and not message.endswith("..."):  # of a sentence that ended with another error's text
             message = message[:-1]
         super().__init__(f"{message} {remedy}".strip())
-        self.remedy = remedy
+        self.remedy = remedy or self.usual_remedy
+
+    def in_full(self) -> str:
+        """What was expected, what came, and what to do: the message, with the usual remedy if it has none."""
+        text = str(self)
+        return text if self.remedy in text else f"{text} {self.remedy}"
 
 
 class ArgumentError(BilateralError, TypeError):
     """A function was called with another kind of thing than its signature says."""
 
+    usual_remedy = "help() of it, or the API reference, has what it takes."
+
 
 class PlanError(BilateralError):
     """A plan or a command-line option does not make sense."""
+
+    usual_remedy = (
+        "Correct it in the plan or on the command line: `--help` and the reference of settings have what there is."
+    )
 
 
 class PlanNotAcceptedError(PlanError):
@@ -59,6 +78,8 @@ class UnsoundPlanError(PlanError):
 class DataError(BilateralError):
     """Data are missing, malformed, or unfit for the plan."""
 
+    usual_remedy = "Correct the data, or how the plan reads them (docs/how-to/own-data.md)."
+
 
 class MissingDataError(DataError):
     """A data file is not where it was looked for."""
@@ -67,9 +88,13 @@ class MissingDataError(DataError):
 class ModelError(BilateralError):
     """A model cannot be built, traced or protected."""
 
+    usual_remedy = "Correct the network; `bilateral inspect` says which protections take it, and why others do not."
+
 
 class UnsupportedLayerError(ModelError):
     """A layer or function of the traced model has no rule in the scale graph."""
+
+    usual_remedy = "`bilateral inspect` says which protections take this network."
 
 
 class RecoveryError(ModelError):
@@ -78,6 +103,8 @@ class RecoveryError(ModelError):
 
 class ProtocolError(BilateralError):
     """A message, or a value inside one, breaks the protocol."""
+
+    usual_remedy = "It was not used. Both sides must run the same plan and version."
 
 
 class NumericalRangeError(ProtocolError):
@@ -91,13 +118,19 @@ class OutOfRangeError(NumericalRangeError):
 class MalformedMessageError(ProtocolError):
     """Bytes that are no message, or a message with a part missing or too much."""
 
+    usual_remedy = "It was not used. Both sides must run the same version."
+
 
 class AuthenticationError(ProtocolError):
     """A key, signature or sealed share is not of whom it claims to be."""
 
+    usual_remedy = "Nothing was revealed. Compare identity keys by a way that the server does not control."
+
 
 class SealedShareError(AuthenticationError):
     """Shares that `dealer` sealed for another client do not open there, or are not those it committed to."""
+
+    usual_remedy = "The shares were not used; who dealt them is left out of the next round."
 
     def __init__(self, message: str, *, dealer: str, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -110,13 +143,19 @@ class ThresholdError(ProtocolError):
     What was sent before stays known: who took part, sizes of refused rows, questions asked on the way.
     """
 
+    usual_remedy = "Nothing was learned of this round; try the next one when more clients are there."
+
 
 class QuestionLimitError(ProtocolError):
     """A client has asked a served model as many questions as it may."""
 
+    usual_remedy = "Agree on more with whoever runs `bilateral serve`."
+
 
 class LostSumError(ThresholdError):
     """The sum of a round cannot be unmasked. `culprit` is the client that broke the protocol, "" if nobody can say."""
+
+    usual_remedy = "The sum of this round is lost; go on with the next round."
 
     def __init__(self, message: str, *, culprit: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -126,9 +165,13 @@ class LostSumError(ThresholdError):
 class NotAuditableError(BilateralError):
     """A protection does not tell an audit the truth that figures are scored against."""
 
+    usual_remedy = 'Leave it out (`bilateral audit --only`), or see "Be attacked" in docs/architecture.md.'
+
 
 class CheckpointError(BilateralError):
     """A checkpoint or an exported model is missing, corrupt, or belongs to something else."""
+
+    usual_remedy = "Name another file or directory, or start anew."
 
 
 class DirectoryInUseError(CheckpointError):
@@ -137,6 +180,8 @@ class DirectoryInUseError(CheckpointError):
 
 class DeploymentError(BilateralError):
     """Kits, processes or the FLARE server of a deployment are not as they should be."""
+
+    usual_remedy = "docs/how-to/deployment.md has every step, and where the logs are."
 
 
 class SitesMissingError(DeploymentError):

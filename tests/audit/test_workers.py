@@ -11,7 +11,7 @@ from bilateral.audit.workers import WorkerError, run_jobs
 from bilateral.errors import DataError
 
 NAMES = ["one", "two", "three"]
-HANG = 600.0
+HANG = 900.0
 
 
 def square(name, tell):

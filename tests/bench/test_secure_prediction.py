@@ -49,7 +49,7 @@ from bilateral.protocols.share.prediction.messages import (
 )
 from bilateral.protocols.transport import SERVER
 
-HANG = 120.0
+HANG = 900.0
 SHAPE = (3, 8, 8)
 SMALL = Network("convnet", SHAPE, 10, json.dumps({"width": 4}), seed=3)
 KEYS = [

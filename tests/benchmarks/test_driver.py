@@ -20,7 +20,7 @@ from driver import is_skipped
 from systems import OURS, Case, Measurement, System, crypten, measure, read_ours, read_peer
 
 CASE = Case("resnet-8", 1)
-HANG = 300.0
+HANG = 900.0
 """Seconds after which a program that should have ended hangs."""
 PEER = {
     "system": "spu-aby3",

@@ -20,7 +20,7 @@ from step_systems import StepCase, StepMeasurement, our_step, read_our_step, rea
 from systems import OURS, System, measure
 
 CASE = StepCase("lenet", "ce", 32)
-HANG = 300.0
+HANG = 900.0
 PEER = {
     "system": "spu-aby3",
     "parties": 3,

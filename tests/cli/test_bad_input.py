@@ -14,7 +14,7 @@ from bilateral.learning.training import Training
 from bilateral.runs.rounds.in_process import run
 
 QUICK = ("--rounds", 2, "--quiet")
-HANG = 300.0
+HANG = 900.0
 """Seconds after which a command that should have ended hangs."""
 
 

@@ -1,4 +1,7 @@
-"""`bilateral deploy`, `submit` and `sites`: what they print, and what they say when something is wrong."""
+"""`bilateral deploy`, `submit` and `sites`: what they print, and what they say when something is wrong.
+
+It runs what docs/how-to/deployment.md prints of it.
+"""
 
 import json
 import stat

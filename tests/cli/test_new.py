@@ -1,4 +1,7 @@
-"""A new project runs at once and passes its own test."""
+"""A new project runs at once and passes its own test.
+
+It runs what docs/tutorial.md prints of it.
+"""
 
 from __future__ import annotations
 

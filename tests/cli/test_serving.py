@@ -1,4 +1,7 @@
-"""`serve`, `deal` and `ask`, as a user would from a shell."""
+"""`serve`, `deal` and `ask`, as a user would from a shell.
+
+It runs what docs/how-to/serve-a-model.md and deployment.md prints of it.
+"""
 
 import csv
 import json

@@ -1,4 +1,7 @@
-"""`bilateral watch`: what an operator sees of a run, in any terminal or none."""
+"""`bilateral watch`: what an operator sees of a run, in any terminal or none.
+
+It runs what docs/how-to/many-machines.md prints of it.
+"""
 
 import io
 import json
@@ -33,7 +36,7 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.run_status import RunStatus, read_run
 
 SITES = tuple(f"site-{number}" for number in range(1, 6))
-HANG = 300.0
+HANG = 900.0
 """Seconds after which a command that should have ended hangs."""
 
 

@@ -113,7 +113,7 @@ def test_targets_take_the_form_of_the_task(task, target, dtype, shape):
     ("sample", "said", "remedy"),
     [
         (lambda i: torch.zeros(3), "an input and a target, got Tensor", "must be a pair"),
-        (lambda i: (torch.zeros(3), torch.zeros(2), i), "got 3 values", "Several inputs go into one tensor"),
+        (lambda i: (torch.zeros(3), torch.zeros(2), i), "got 3 values", "Several inputs go into a tuple"),
         (lambda i: (Image.new("L", (4, 4)), 1), "to be a tensor, got Image", "ToTensor"),
         (lambda i: ("some text", 1), "to be a tensor, got str", "as a tensor"),
         (lambda i: (torch.zeros(3, dtype=torch.uint8), 1), "got torch.uint8", "/ 255"),

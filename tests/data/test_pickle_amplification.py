@@ -13,7 +13,7 @@ from tests.fuzz.guard import refusal_of
 from bilateral.data.cifar_pickle import read_cifar_pickle
 
 MEBIBYTE = 1 << 20
-HANG = 120.0
+HANG = 900.0
 
 
 def text(content):

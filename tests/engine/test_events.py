@@ -22,6 +22,7 @@ from bilateral.engine.events import (
     RunStarted,
     SiteMissed,
     SiteReturned,
+    SiteTold,
     StageDone,
     Waiting,
     read_events,
@@ -44,6 +45,7 @@ ONE_OF_EACH = (
     RecoveryChecked(3e-15, "head.weight", "float64", 0.5),
     RoundDone(5, 0.25, ("a",), 1.5, 2.5),
     StageDone(2, 0.5, ("a", "b")),
+    SiteTold("a", 2, {"accuracy": 0.5}),
     RoundFailed(6, "1 of 2 sites left"),
     Evaluated(5, {"test_accuracy": 0.5}, 1e-7),
     Evaluated(6, {"test_mse": 2.0}),
@@ -74,7 +76,7 @@ def test_what_is_written_is_read(tmp_path, monkeypatch, event):
 def test_a_line_without_one_of_its_fields_is_no_event(tmp_path, event):
     write_event(tmp_path / "events.jsonl", event)
     (line,) = read_events(tmp_path / "events.jsonl")
-    optional = {"difference_to_fedavg", "gradient_digest"}
+    optional = {"difference_to_fedavg", "gradient_digest", "megabytes"}
     for name in {"time", "event", *(field.name for field in fields(event))} - optional:
         raw = json.dumps({key: value for key, value in line.items() if key != name}).encode()
         assert list(parse_line(raw)) == [None], name

@@ -6,6 +6,21 @@ from bilateral.engine.plan import RunPlan, dump_plan, load_plan, parse_plan
 from bilateral.errors import PlanError
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"protection": "maskss"}, "(Did you mean 'masks'?)"),
+        ({"training.schedule": "cosin"}, "(Did you mean 'cosine'?)"),
+        ({"training.device": "gpu"}, "`training.device`: expected auto, cpu, cuda, cuda:1 (or another number) or mps"),
+    ],
+)
+def test_a_value_that_is_nearly_right_is_told_the_right_one(settings, said):
+    with pytest.raises(PlanError) as caught:
+        RunPlan().with_settings(settings)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_default_plan_survives_toml(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(dump_plan(RunPlan()))

@@ -93,7 +93,7 @@ def test_sealed_training_keeps_its_words_and_refuses_fewer_bits():
 
 
 def test_plans_from_before_keep_their_fingerprint_and_others_have_their_own():
-    plans = [RunPlan().with_settings({"aggregation.width": width}) for width in (64, "auto", 32, 40, 48)]
+    plans = [RunPlan().with_settings({"aggregation.width": width}) for width in (64, "auto", 32, 40, 43, 48)]
     plans.append(RunPlan().with_settings({"aggregation.resolution": 1e-6}))
     assert plans[0].fingerprint() == RunPlan().fingerprint()
     assert len({one.fingerprint() for one in plans}) == len(plans)

@@ -135,7 +135,7 @@ def _fault(made, graph, settings):
         update = recovered(made.model, graph, settings, made, inputs, targets)
     except NumericalRangeError as refusal:
         spread = copy.deepcopy(made.model)(inputs).detach()
-        is_true = float(spread.max() - spread.min()) > 50
+        is_true = float(spread.max() - spread.min()) > 50 or not bool(torch.isfinite(statistics).all())
         return Verdict("too large" if is_true else "untrue refusal", str(refusal))
     found = error(graph, update.gradient, expected)
     if found > EXACT:

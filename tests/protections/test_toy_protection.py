@@ -174,7 +174,7 @@ def test_it_is_spoken_of_and_warned_about_in_its_own_words(toy):
     assert "Multiplying hides nothing (line 0)." in warnings_of(plan(), ("a", "b", "c"))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_audit_attacks_it_as_what_it_is_in_processes_too(toy, num_workers):
     attacks = ("function-recovery", "gradient-inversion")
     result = audit(plan(), effort="smoke", only=attacks, save=False, num_workers=num_workers)

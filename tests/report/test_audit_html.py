@@ -21,8 +21,9 @@ from tests.audit.samples import (
 from bilateral.audit.auditor import Skipped
 from bilateral.audit.evidence import Condition
 from bilateral.protocols.guarantee import Claim, Leak
-from bilateral.report.audit_html import audit_html, flat, write_html
+from bilateral.report.audit_html import audit_html, write_html
 from bilateral.report.audit_pictures import OVERVIEW, write_pictures
+from bilateral.report.frame import flat
 
 NASTY = "<script>alert('x')</script> & \"quoted\""
 VOID = {"meta", "img", "br"}
@@ -92,12 +93,20 @@ def test_the_page_needs_nothing_else(tmp_path):
 def test_every_claim_is_in_short_and_leads_to_its_attacks():
     page = Balanced(audit_html(audit_of([BROKEN, fitted_secrets()])))
     inside = [link.removeprefix("#") for link in page.links if link.startswith("#")]
-    assert len(inside) == len(set(inside)) == 6
-    assert set(inside) == set(page.names)
-    short = "".join(page.words).split("In short")[1].split("What this plan claims")[0]
+    assert len(inside) == len(set(inside)) == 6 + 2  # and to the answers, and to the settings
+    assert set(inside) <= set(page.names)
+    short = "".join(page.words).split("In short")[1].split("How to read it")[0]
     assert "PSNR dB 25.0; controls 26.0 and 9.5" in short
-    assert short.count("BROKEN") == 2
-    assert short.count("not tested") == 4
+    assert short.count("BROKEN") + short.count("admitted, and found") == 3 + 1
+    assert short.count("not tested") == 4 + 2  # in the rows, and in both tallies
+
+
+def test_questions_stand_first_and_a_broken_claim_is_an_alarm():
+    page = audit_html(audit_of([BROKEN]))
+    assert page.index("Can the server see a person's record?") < page.index("In short</h2>")
+    assert "This plan claims what an attack broke." in page
+    assert "This plan claims what an attack broke." not in audit_html(audit_of([HOLDS]))
+    assert "yes: an attack did it" in page
 
 
 def test_nothing_is_called_chance():
@@ -107,16 +116,17 @@ def test_nothing_is_called_chance():
 
 def test_all_parts_are_there():
     text = audit_html(audit_of([BROKEN, membership()], skipped=[Skipped("dp", "Game", "no noise")]))
-    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", text)
     assert titles == [
+        "What you came to know",
         "In short",
         "What this plan claims",
-        "Papers&#x27; claims and admitted leaks",
+        "Papers' claims and admitted leaks",
         "Controls and other figures",
         "Not tried",
         "The guarantee",
         "Among the protections that there are",
-        "Settings",
+        "Settings and versions",
     ]
     for word in (
         "keys are pinned",

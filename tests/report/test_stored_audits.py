@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,12 @@ from bilateral.audit.auditor import stored_result
 from bilateral.audit.ledger import LEDGER
 from bilateral.audit.scores import AUC, RECONSTRUCTED, SSIM, TPR_AT_1
 from bilateral.audit.verdict import OWN, judge
+from bilateral.cli.options import parse_setting
+from bilateral.engine.plan import RunPlan
+from bilateral.report.audit_html import flat
+from bilateral.report.leakage_command import command_for
 from bilateral.report.leakage_page import leakage_page, pictures_beside
+from bilateral.runs.hetero.plan import HeteroPlan
 
 DOCS = Path(__file__).parents[2] / "docs"
 STORED = sorted((DOCS / "audits").glob("*/audit.json"))
@@ -43,6 +50,16 @@ def test_the_page_is_what_the_stored_audits_give():
 def test_stored_verdicts_are_those_of_the_judge(name):
     values = json.loads((DOCS / "audits" / name / "audit.json").read_text())
     assert values == json.loads(json.dumps(stored(name).as_dict()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_that_is_printed_makes_the_stored_plan_again(name):
+    """Settings that came later stand at their defaults: what a plan was stored with, its command gives back."""
+    typed = shlex.split(command_for(stored(name), "out"))
+    assert typed[:2] == ["bilateral", "audit"] and "plan.toml" not in typed
+    settings = dict(parse_setting(word) for before, word in pairwise(typed) if before == "--set")
+    plan = (HeteroPlan() if "--hetero" in typed else RunPlan()).with_settings(settings).model_dump(mode="json")
+    assert {key: value for key, value in flat(stored(name).plan) if dict(flat(plan)).get(key) != value} == {}
 
 
 def test_positive_controls_of_gradient_inversion_pass_their_gates_on_fedavg():

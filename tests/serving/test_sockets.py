@@ -15,7 +15,7 @@ from bilateral.serving.folder import Kit, ServingFolder
 from bilateral.serving.server import AnswerServer, Conditions
 from bilateral.serving.sockets import Line, Reception, deal_for, session_of
 
-SECONDS = 60
+SECONDS = 900
 
 
 @contextmanager

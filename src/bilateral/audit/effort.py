@@ -140,7 +140,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         swapped_rounds=20,
         fresh_runs=0,
         most_trained_rounds=20,
-        canaries=500,
+        canaries=1_000,
         prior=PriorEffort(150, starts=4, first_steps=10, latent_steps=30, feature_steps=15, noises=()),
         memorising=_BRIEFLY,
         inverting=InvertingEffort(2, 40, None, False, 500, 300, search_steps=60, search_restarts=4),
@@ -162,7 +162,7 @@ EFFORTS: Final[Mapping[EffortName, Effort]] = {
         swapped_rounds=40,
         fresh_runs=3,
         most_trained_rounds=None,
-        canaries=2_000,
+        canaries=4_000,
         prior=PriorEffort(600, starts=8, first_steps=30, latent_steps=60, feature_steps=40, noises=(2.0,)),
         memorising=_FULLY,
         # Three runs of a third of the plan's rounds: they cost one training.

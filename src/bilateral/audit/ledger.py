@@ -162,6 +162,13 @@ _LINES = (
         "the server decrypts the sum of the uploads alone",
         'aggregation.masks = "ring": keys of pairs that nobody deals, for every round its own',
     ),
+    LedgerLine(
+        20,
+        "each site's metrics on samples that it keeps back, to the server",
+        _NOBODY,
+        "the plan asks for it",
+        'evaluation.site_metrics = "stay" (the default)',
+    ),
 )
 SEALED_LINE: Final = 17
 CRAFTED_LINE: Final = 18

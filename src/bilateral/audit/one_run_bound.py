@@ -26,8 +26,9 @@ from scipy import stats
 
 from bilateral.audit.epsilon_bound import CONFIDENCE
 
-SHARES = (1.0, 1 / 4, 1 / 16, 1 / 64)
-"""Of the canaries that are guessed about."""
+SHARES = (3 / 4, 3 / 8, 1 / 8, 1 / 32)
+"""Of the canaries that are guessed about. Not all of them: fair coins do not fall half and half, and who guesses as
+many "in" as "out" would be wrong about the difference."""
 _LARGEST = 64.0
 _FEWEST_GUESSES = 4
 _HALVINGS = 24
@@ -66,20 +67,28 @@ def one_run_epsilon(
     return max(found, key=lambda one: one.epsilon)
 
 
-def largest_one_run_bound(num_canaries: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """What so many canaries show at most: all guesses right."""
-    ways = _ways(num_canaries)
+def largest_one_run_bound(num_canaries: int, delta: float, confidence: float = CONFIDENCE, seen: float = 1.0) -> float:
+    """What so many canaries show at most, or nearly: an attacker that is never wrong about those that it sees.
+
+    `seen`: of the canaries that are in the run, so many leave a trace (batches are sampled); the others look as if they
+    were out.
+    """
+    ways, shown = _ways(num_canaries), 0.5 * seen * num_canaries
     risk = (1 - confidence) / len(ways)
-    return max(_refuted(num_canaries, low + high, low + high, delta, risk) for low, high in ways)
+
+    def right(low: int, high: int) -> int:
+        return int(low * 0.5 / (1 - 0.5 * seen) + min(high, shown) + 0.5 * max(0.0, high - shown))
+
+    return max(_refuted(num_canaries, low + high, right(low, high), delta, risk) for low, high in ways)
 
 
-def canaries_to_show(epsilon: float, delta: float, most: int, confidence: float = CONFIDENCE) -> int:
-    """How many canaries an attacker that is never wrong needs to show `epsilon`; no more than `most`.
+def canaries_to_show(epsilon: float, delta: float, most: int, confidence: float = CONFIDENCE, seen: float = 1.0) -> int:
+    """How many canaries such an attacker needs to show `epsilon`; no more than `most`.
 
     If so many cannot show it: as many as show most. (Beyond some number delta costs more than a canary adds.)
     """
     counts = [min(64 << power, most) for power in range(20) if 32 << power < most]
-    shown = {count: largest_one_run_bound(count, delta, confidence) for count in counts}
+    shown = {count: largest_one_run_bound(count, delta, confidence, seen) for count in counts}
     enough = [count for count, bound in shown.items() if bound > epsilon]
     return min(enough) if enough else max(counts, key=lambda count: shown[count])
 

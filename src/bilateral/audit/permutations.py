@@ -1,7 +1,7 @@
 """The permutation test of two means, with the draws kept: they depend on how many scores there are, on nothing else.
 
 Formal guarantee (tests/audit/test_permutations.py): the p-value is that of `scipy.stats.permutation_test` with the same
-generator, but for ties that rounding decides. SciPy draws ten thousand permutations anew for every row of every audit.
+generator, ties that rounding decides included. SciPy draws ten thousand permutations anew for every row of every audit.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def _paired(ours: FloatArray, theirs: FloatArray) -> tuple[FloatArray, bool]:
     count = len(ours)
     is_exact = 2**count <= NUM_RESAMPLES
     swapped = _all_swaps(count) if is_exact else _drawn_swaps(count)
-    first = np.where(swapped, theirs[:, None], ours[:, None])
-    second = np.where(swapped, ours[:, None], theirs[:, None])
-    return np.mean(first, axis=0) - np.mean(second, axis=0), is_exact
+    both = np.empty((*swapped.shape, 2))  # laid out as SciPy does: the order of additions decides ties
+    both[..., 0] = np.where(swapped, theirs[:, None], ours[:, None])
+    both[..., 1] = np.where(swapped, ours[:, None], theirs[:, None])
+    first, second = both[..., 0].T, both[..., 1].T
+    return np.mean(first, axis=-1) - np.mean(second, axis=-1), is_exact
 
 
 def _independent(ours: FloatArray, theirs: FloatArray) -> tuple[FloatArray, bool]:

@@ -34,8 +34,8 @@ UNSTATED = "nobody: this plan does not mention it"
 """And of what was tried all the same."""
 Word = Literal["holds", "broken", "not tested", "proves nothing"]
 LEVEL = 0.002
-"""Of one attack, all its metrics together. An audit of the default plan has some seventy attacks: were they all at
-chance, it would raise a false alarm about once in eight audits. What is called broken here has a p-value beside it."""
+"""Of one attack, all its metrics together. An audit of the default plan has some eighty attacks: were they all at
+chance, it would raise a false alarm about once in six audits. What is called broken here has a p-value beside it."""
 BESIDE = "Not part of this claim, and broken for the same party"
 SUSPICION = 0.02
 """Between the two levels nothing is concluded."""

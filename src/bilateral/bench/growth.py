@@ -22,7 +22,7 @@ from bilateral.bench.masked_rounds import RUN_ID, MaskedRound, Shape, make_parti
 from bilateral.protocols.mask.sealing import DIGEST_BYTES, SEALED_BYTES, SEED_BYTES, TAG_BYTES
 from bilateral.protocols.mask.settings import MaskSettings
 from bilateral.protocols.mask.shamir import SHARE_BYTES
-from bilateral.protocols.mask.widths import packed_length
+from bilateral.protocols.mask.widths import WIDTHS, packed_length
 from bilateral.protocols.messages import Upload
 from bilateral.randomness import SeededRandomness
 
@@ -67,7 +67,7 @@ def counted(num_clients: int, num_chosen: int, num_dropped: int, shape: Shape, w
     alive, held = num_clients - num_dropped, degree + 1
     name = len("client-000")
     head = 2 * _INT_BYTES
-    known = next(one for one in (32, 40, 48, 64) if one == width)
+    known = next(one for one in WIDTHS if one == width)
     upload = packed_length(shape.num_values, known) * (8 if width == 64 else 4)
     shares = degree * (name + SEALED_BYTES) + 2 * held * DIGEST_BYTES + DIGEST_BYTES + SEED_BYTES * degree + TAG_BYTES
     up = 4 * head + shares + upload + _SIGNATURE_BYTES + held * (name + SHARE_BYTES)

@@ -35,7 +35,7 @@ MODEL = "resnet-18"
 INPUT_SHAPE = (3, 32, 32)
 BATCH_SIZE = 4
 CLIENTS = (5, 20)
-SETTINGS: tuple[WidthSetting, ...] = (64, "auto", 48, 40, 32)
+SETTINGS: tuple[WidthSetting, ...] = (64, "auto", 48, 43, 40, 32)
 
 _PROGRAM = "import sys; from bilateral.bench.large_uploads import measure_process; measure_process(*sys.argv[1:])"
 

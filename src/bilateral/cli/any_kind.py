@@ -17,6 +17,7 @@ from bilateral.cli.console import ProgressBar, err, interruptible, out, print_js
 from bilateral.engine.here import run_here
 from bilateral.engine.kind import RunKind, has_own_command, read_any
 from bilateral.engine.term import IN_PROCESS
+from bilateral.report.run_page.page import write_run_page
 
 
 def from_outside(plan: Path | None) -> tuple[RunKind[Any], Any] | None:
@@ -52,11 +53,14 @@ def run_any_kind(
             should_stop=lambda: bool(interrupted),
         )
     values = result.as_dict()
+    page = None if result.output is None else write_run_page(result.output)
     if json:
         print_json(values)
     else:
         for name, value in values.items():
             out.print(f"[bold]{escape(str(name))}[/]  {escape(str(value))}")
+        if page is not None:
+            out.print(f"[bold]report[/]  {escape(str(page))}")
     if not result.finished:
         raise stopped("Stopped.", "run", result.output, data_dir=data_dir)
 

@@ -191,6 +191,7 @@ def audit_command(
 
 def _exit_if(broken: bool) -> None:
     if broken:
+        err.print("Not every claim of this plan holds, or it makes none (--strict); the verdicts above say why.")
         raise typer.Exit(BROKEN_CLAIM)
 
 

@@ -117,7 +117,9 @@ def bench_command(
         quick,
     )
     if chosen and name != ROUND_TRIP:
-        raise PlanError(f"`{name}` has no such options; they belong to {ROUND_TRIP}.")
+        raise PlanError(
+            f"`{name}` has no such options; they belong to {ROUND_TRIP}.", remedy="Leave them out, or measure that."
+        )
     asked: dict[str, Any] = {
         "table": table,
         "data": data,
@@ -126,7 +128,9 @@ def bench_command(
     }
     asked = {key: value for key, value in asked.items() if value is not None}
     if asked and name != HETEROGENEOUS:
-        raise PlanError(f"`{name}` has no option --{next(iter(asked))}; it belongs to {HETEROGENEOUS}.")
+        raise PlanError(
+            f"`{name}` has no option --{next(iter(asked))}; it belongs to {HETEROGENEOUS}.", remedy="Leave it out."
+        )
     wanted: dict[str, Any] = {
         "models": None if model is None else tuple(model),
         "losses": None if loss is None else tuple(loss),
@@ -160,7 +164,7 @@ def _expect_own(name: str, wanted: Mapping[str, Any]) -> None:
     """Refuse what belongs to another measurement by three parties."""
     if foreign := [option for option in wanted if option not in SHARED.get(name, ())]:
         owners = " and ".join(owner for owner, options in SHARED.items() if foreign[0] in options)
-        raise PlanError(f"`{name}` has no option for {foreign[0]}; it belongs to {owners}.")
+        raise PlanError(f"`{name}` has no option for {foreign[0]}; it belongs to {owners}.", remedy="Leave it out.")
 
 
 def _show(name: str, rows: list[dict[str, Any]]) -> None:
@@ -185,13 +189,15 @@ def _parts(text: str) -> tuple[str, ...]:
 
 def _only(sizes: list[int]) -> int:
     if len(sizes) != 1:
-        raise PlanError(f"Expected one batch size, got {', '.join(map(str, sizes)) or 'none'}.")
+        raise PlanError(
+            f"Expected one batch size, got {', '.join(map(str, sizes)) or 'none'}.", remedy="Give --batch-size once."
+        )
     return sizes[0]
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise PlanError(f"Expected whole numbers such as 5,20, got {text!r}.")
+        raise PlanError(f"Expected whole numbers such as 5,20, got {text!r}.", remedy="Part them by commas.")
     return int(text)
 
 

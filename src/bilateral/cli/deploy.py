@@ -53,7 +53,10 @@ def deploy_command(
             raise PlanError("--update keeps the server, port, name and directory.", remedy="Give it alone.")
         deployed = deployment.add_plan(chosen, update)
     elif server is None:
-        raise PlanError("Expected --server: the host name under which the sites reach the server.")
+        raise PlanError(
+            "Expected --server: the host name under which the sites reach the server.",
+            remedy="--server fl.example.org; for a trial on this machine, --server localhost.",
+        )
     else:
         deployed = deployment.deploy(
             chosen,

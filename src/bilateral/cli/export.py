@@ -105,12 +105,16 @@ def predict_command(
             f"{dataset.input_shape} and {dataset.num_outputs}.",
             remedy="Predict on data of the kind it was trained for.",
         )
-    inputs = dataset.test.inputs.to(getattr(torch, card.dtype))
-    test = type(dataset.test)(inputs, dataset.test.targets)
+    if dataset.train.form != card.form:
+        raise DataError(
+            f"The model takes {card.form or 'one tensor'}; {dataset.name} has {dataset.train.form or 'one tensor'}.",
+            remedy="Predict on data of the kind it was trained for.",
+        )
+    test = dataset.test.cast(getattr(torch, card.dtype))
     metrics = evaluate(exported.model, test, _objective(card.loss, dataset.task))
     if output is not None:
         with torch.no_grad():
-            _write_predictions(exported.model(inputs), card.class_names, output)
+            _write_predictions(exported.model(test.inputs), card.class_names, output)
     if json:
         print_json({"samples": len(test), "metrics": metrics, "output": str(output) if output else None})
         return

@@ -33,6 +33,7 @@ from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_directory import RunDirectory
 from bilateral.engine.term import IN_PROCESS
 from bilateral.errors import PlanError
+from bilateral.report.run_page.page import write_run_page
 from bilateral.runs.hetero.in_process import run_hetero
 from bilateral.runs.hetero.plan import HeteroPlan, hetero_plan_with_comments, load_hetero_plan
 from bilateral.runs.hetero.result import AVERAGE, HeteroResult
@@ -151,10 +152,13 @@ def hetero_command(
             on_progress=lambda progress: bar.update(int(100 * progress.share_done), 100, str(progress)),
             should_stop=lambda: bool(interrupted),
         )
+    page = None if result.output is None else write_run_page(result.output)
     if json:
         print_json(result.as_dict())
     else:
         _print_result(result)
+        if page is not None:
+            out.print(f"Report:  {escape(str(page))}")
     if not result.finished:
         said = f"Stopped after {result.stages_done} of {result.num_stages} stages."
         raise stopped(said, "hetero", result.output, code_of(chosen), data_dir=data_dir, engine=engine)
@@ -177,7 +181,9 @@ def _runner(engine: str) -> Callable[..., HeteroResult]:
 def _architectures(text: str) -> list[dict[str, Any]]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
-        raise PlanError(f"Expected models such as mlp-3,lenet, got {text!r}.")
+        raise PlanError(
+            f"Expected models such as mlp-3,lenet, got {text!r}.", remedy="Name one or more, parted by commas."
+        )
     return [{"name": name} for name in names]
 
 

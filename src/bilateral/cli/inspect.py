@@ -88,7 +88,9 @@ def _print_takers(takers: tuple[Suitability, ...]) -> None:
 def _norm_inputs(text: str) -> NormInputs:
     if text in ("exact", "scaled"):
         return cast(NormInputs, text)
-    raise PlanError(f"Expected --norm-inputs exact or scaled, got {text!r}.")
+    raise PlanError(
+        f"Expected --norm-inputs exact or scaled, got {text!r}.", remedy="Leave it out: exact is what plans have."
+    )
 
 
 def _print_coverage(model: str, found: Coverage) -> None:

@@ -80,13 +80,14 @@ def main() -> None:
     try:
         app()
     except BilateralError as error:
-        _print_error(str(error))
+        _print_error(error.in_full())
         sys.exit(2)
     except OSError as error:  # a full disk, a folder without permission
-        _print_error(f"{error.strerror or error}: {error.filename or ''}")
+        where = f": {error.filename}" if error.filename else ""
+        _print_error(f"{error.strerror or error}{where}. See that the path, its permissions and free space are right.")
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("Interrupted.")
+        err.print("Interrupted. What was saved is kept; where a command has --resume, that goes on.")
         sys.exit(130)
 
 

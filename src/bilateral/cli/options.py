@@ -147,7 +147,10 @@ def resumed(source: Path, plan: AnyPlan, command: str, **named: str | None) -> A
 def parse_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise PlanError(f"Expected --set section.key=value, got {text!r}.")
+        raise PlanError(
+            f"Expected --set section.key=value, got {text!r}.",
+            remedy="--set training.learning_rate=0.05, for one; `bilateral run --write-plan FILE` lists all settings.",
+        )
     try:
         return key.strip(), parse_toml(f"x = {value}")["x"]
     except ValueError:
@@ -196,7 +199,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
     try:
         shape = tuple(int(part) for part in text.replace("x", ",").split(","))
     except ValueError as error:
-        raise PlanError(f"Expected a shape like 3,32,32, got {text!r}.") from error
+        raise PlanError(
+            f"Expected a shape like 3,32,32, got {text!r}.", remedy="Of one sample, without the batch."
+        ) from error
     if not shape or min(shape) < 1:
-        raise PlanError(f"Expected a shape of positive numbers, got {text!r}.")
+        raise PlanError(f"Expected a shape of positive numbers, got {text!r}.", remedy="Such as 3,32,32.")
     return shape

@@ -60,6 +60,16 @@ class CoveredParameter(TypedDict):
     remark: str
 
 
+class DrawnLayer(TypedDict):
+    """A layer, or a place where several meet; `inputs` names those before it. `frozen`: numbers that do not learn."""
+
+    name: str
+    kind: str
+    elements: int
+    frozen: int
+    inputs: list[str]
+
+
 class Coverage(TypedDict):
     """What perturbation hides of a model."""
 
@@ -82,6 +92,7 @@ class Run(TypedDict):
     best_round: int | None
     per_class: dict[str, Metrics]
     per_site: dict[str, Metrics]
+    told_by_sites: dict[str, Metrics]
     warnings: list[str]
     metrics_of_fedavg: Metrics | None
     yardstick: str
@@ -91,6 +102,7 @@ class Run(TypedDict):
     megabytes_up: float
     megabytes_down: float
     traffic: list[Traffic]
+    network: list[DrawnLayer]
     coverage: Coverage | None
     recovery_error: float | None
     difference_to_fedavg: float | None
@@ -440,6 +452,7 @@ class ComparedLane(TypedDict):
     metrics: Metrics
     weights_relative_difference: float
     seconds_ratio: float
+    curve: list[tuple[int, float]]
     local_work: str
     megabytes: float
     rounds_to_fedsgd: int | None

@@ -76,6 +76,9 @@ def _course(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if incidents := values["incidents"]:
         yield "messages refused", f"{len(incidents)}, the first in round {incidents[0]['round_index']}:"
         yield "", escape(incidents[0]["reason"])
+    for site, told in sorted(values.get("told_by_sites", {}).items()):
+        said = ", ".join(f"{name.removeprefix('site_')} {value:.4g}" for name, value in told.items() if name != "round")
+        yield f"told by {escape(site)}", f"after round {told['round']:.0f}: {said}"
     yield "sent up / down", f"{values['megabytes_up']:.1f} MB / {values['megabytes_down']:.1f} MB"
     yield "rounds, time", f"{values['rounds']}, {values['seconds']:.1f} s"
 

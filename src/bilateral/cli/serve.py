@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,10 @@ from bilateral.engine.run_directory import RunDirectory
 from bilateral.errors import DeploymentError, PlanError
 from bilateral.protocols.share.serving.terms import REVEALS, Reveal
 from bilateral.randomness import SecureRandomness
+from bilateral.report.run_page.page import write_service_page
 from bilateral.serving.folder import Kit, ServingFolder
 from bilateral.serving.guarantee import questions_that_read, serving_guarantee
+from bilateral.serving.hosted.server import ServingResult
 from bilateral.serving.model import ServedModel
 from bilateral.serving.server import AnswerServer, Conditions
 from bilateral.serving.sockets import Reception, deal_for
@@ -130,6 +134,7 @@ def serve_command(
         lambda text: err.print(escape(text)),
     )
     _print_service(served, folder, server, dealer is None, json=json)
+    began = time.perf_counter()
     with interruptible("Stopping.") as interrupted, _own_dealer(folder if dealer is None else None) as look:
 
         def watch() -> None:
@@ -138,7 +143,16 @@ def serve_command(
                 reception.stop.set()
 
         reception.serve(server, watch)
-    err.print("Stopped. What was asked stays counted.")
+    ended = ServingResult(
+        plan_of(_plain_name(run), list(folder.clients), folder.dealer, questions, revealed),
+        serving_guarantee(folder.dealer, served.circuit, revealed, questions),
+        {name: counter.used for name, counter in counters.items()},
+        all(counter.used >= questions for counter in counters.values()),
+        time.perf_counter() - began,
+        folder.path,
+    )
+    page = write_service_page(folder.path, ended)
+    err.print(f"Stopped. What was asked stays counted. Report: {escape(str(page))}")
 
 
 def deal_command(
@@ -179,7 +193,15 @@ def checked_reveal(reveal: str) -> Reveal:
         if reveal == known:
             found: Reveal = known
             return found
-    raise PlanError(f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.")
+    raise PlanError(
+        f"Expected --reveal {' or '.join(REVEALS)}, got {reveal!r}.",
+        remedy="`class` tells least.",
+    )
+
+
+def _plain_name(run: Path) -> str:
+    """A directory's name as a plan may have it."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", run.resolve().name).lstrip("._-")[:100] or "run"
 
 
 @contextmanager

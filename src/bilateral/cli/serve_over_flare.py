@@ -18,6 +18,7 @@ from bilateral.engine.remote.hosting import hosted_kind
 from bilateral.engine.run_status import RunStatus
 from bilateral.errors import PlanError
 from bilateral.protocols.share.serving.terms import Reveal
+from bilateral.report.run_page.page import write_run_page
 from bilateral.serving.hosted.plan import ServingPlan
 
 LOOPBACK = "loopback"
@@ -70,10 +71,12 @@ def serve_over_flare(
             on_note=bar.note,
             should_stop=lambda: bool(interrupted),
         )
+    page = write_run_page(place)
     if json:
         print_json(ended.as_dict())
     else:
         print_service(ended.as_dict())
+        out.print(f"Report:  {escape(str(page))}")
 
 
 def print_service(values: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from bilateral.arguments import explained
 from bilateral.data.conversion import described, holds_text, tensor_if_array, tuple_if_list
 from bilateral.data.mapped import MappedSamples, is_mapped
+from bilateral.data.several import InputForm, is_several, laid_together
 from bilateral.data.task import Task
 from bilateral.errors import DataError
 
@@ -34,14 +35,21 @@ class Split:
 
     `targets` are int64 `[N]` for classification, int64 `[N, ...]` for segmentation, and float32 `[N, outputs]` for
     regression and, all 0 or 1, for several labels a sample. `sites` names, for every sample, the place it came from,
-    where the data are a natural federation. Arrays of numpy become tensors.
+    where the data are a natural federation. Arrays of numpy become tensors. Several inputs, as a tuple or a dict of
+    tensors, are laid together in rows (`several`), and `form` says how.
     """
 
     inputs: Tensor
     targets: Tensor
     sites: tuple[str, ...] | None = None
+    form: InputForm | None = None
 
     def __post_init__(self) -> None:
+        if is_several(self.inputs):
+            given: Any = self.inputs
+            whole = laid_together(given, "a split")
+            object.__setattr__(self, "inputs", whole.rows)
+            object.__setattr__(self, "form", whole.form)
         for name, convert in (("inputs", tensor_if_array), ("targets", tensor_if_array), ("sites", tuple_if_list)):
             object.__setattr__(self, name, convert(getattr(self, name)))
 
@@ -51,7 +59,7 @@ class Split:
     def subset(self, indices: Tensor) -> Split:
         """The samples at `indices`, in that order."""
         sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
-        return Split(self.inputs[indices], self.targets[indices], sites)
+        return Split(self.inputs[indices], self.targets[indices], sites, self.form)
 
     def part(self, indices: Tensor) -> Split:
         """The samples at `indices`, which need not be loaded yet."""
@@ -69,7 +77,7 @@ class Split:
     def cast(self, dtype: torch.dtype) -> Split:
         """With real inputs in this precision; whole numbers (tokens) stay what they are."""
         inputs = self.inputs.to(dtype) if self.inputs.is_floating_point() else self.inputs
-        return Split(inputs, self.targets, self.sites)
+        return Split(inputs, self.targets, self.sites, self.form)
 
     def examples(self, count: int) -> Tensor:
         """The first inputs."""
@@ -133,7 +141,7 @@ class LazySplit(Split):
     def drawn(self, indices: Tensor, seed: Callable[[], int]) -> Split:
         inputs, targets = self.samples.load(indices, seed())
         sites = None if self.sites is None else tuple(self.sites[index] for index in indices.tolist())
-        return Split(inputs.to(self.dtype) if inputs.is_floating_point() else inputs, targets, sites)
+        return Split(inputs.to(self.dtype) if inputs.is_floating_point() else inputs, targets, sites, self.form)
 
     def cast(self, dtype: torch.dtype) -> Split:
         return LazySplit(self.samples, dtype, self.sites)
@@ -143,6 +151,10 @@ class LazySplit(Split):
 
     def examples(self, count: int) -> Tensor:
         return self.subset(torch.arange(min(count, len(self)))).inputs
+
+    @property
+    def form(self) -> InputForm | None:
+        return self.samples.form
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -403,6 +415,8 @@ def _to_class_index(targets: Tensor, num_outputs: int) -> str:
     """What makes class indices of such targets; `targets` may have been an array of numpy."""
     if targets.ndim == 2 and num_outputs > 1 and targets.shape[1] == num_outputs:
         return "these look one-hot, so `targets.argmax(1)`"
+    if targets[0].numel() > 1:
+        return 'one number each. For a class at each place (a pixel), say the task is "segmentation"'
     flat = "" if targets.ndim == 1 else ".flatten()"
     return f'`targets.long(){flat}` of a tensor, `targets.astype("int64"){flat}` of a numpy array'
 
@@ -420,6 +434,12 @@ def _check_finite(values: Tensor, what: str, where: str) -> None:
 
 
 def _check_agreement(dataset: Dataset) -> None:
+    if dataset.train.form != dataset.test.form:
+        raise DataError(
+            f'Expected the same inputs in both splits of dataset "{dataset.name}", got '
+            f"{dataset.train.form or 'one tensor'} and {dataset.test.form or 'one tensor'}.",
+            remedy="Prepare both splits in the same way.",
+        )
     test_shape = dataset.test.sample_shape
     if test_shape != dataset.input_shape:
         raise DataError(

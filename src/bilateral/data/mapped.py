@@ -1,6 +1,7 @@
 """Samples that stay where they are until they are needed: a map-style `torch.utils.data.Dataset` as a split.
 
-A sample is `(input, target)`: a tensor, an array or numbers each. Batches are loaded by a `DataLoader`'s workers where
+A sample is `(input, target)`: a tensor, an array or numbers each; the input may also be a tuple or a dict of such, for
+a model of several arguments (`several`). Batches are loaded by a `DataLoader`'s workers where
 a plan asks for them (`data.workers`).
 
 Formal guarantee (tests/data/test_mapped.py): what a dataset draws for a sample (a random transform, say) comes from a
@@ -10,7 +11,7 @@ seed of that sample and that batch, so that a run is the same with any number of
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -21,11 +22,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from bilateral.data.conversion import described
+from bilateral.data.several import InputForm, Several, is_several, laid_together
 from bilateral.data.task import Task
 from bilateral.errors import BilateralError, DataError
 
 _SAMPLE_REMEDY: Final = (
-    "`dataset[0]` must be a pair: the input as a tensor (or array), and its target as a number or a tensor."
+    "`dataset[0]` must be a pair: the input as a tensor (or array), and its target as a number or a tensor. Several "
+    "inputs go into a tuple, `((image, age), target)`, or a dict by the names of the model's arguments."
 )
 _TRANSFORM_REMEDY: Final = (
     "Make a tensor of it in the dataset's transform: `torch.from_numpy(numpy.array(picture)).permute(2, 0, 1) / 255`, "
@@ -38,10 +41,22 @@ def is_mapped(value: object) -> bool:
     return isinstance(value, TorchDataset) and not isinstance(value, IterableDataset) and hasattr(value, "__len__")
 
 
+_Sample = tuple[Tensor | Several, Tensor]
+
+
 class MappedSamples:
     """Samples of a dataset, by number; nothing is loaded that is not asked for. `chosen`: which, all by default."""
 
-    def __init__(self, source: Any, task: Task, where: str, *, chosen: Tensor | None = None, workers: int = 0) -> None:
+    def __init__(
+        self,
+        source: Any,
+        task: Task,
+        where: str,
+        *,
+        chosen: Tensor | None = None,
+        workers: int = 0,
+        forms: tuple[InputForm | None, ...] = (),
+    ) -> None:
         self.source = source
         self.task = task
         self.where = where
@@ -49,28 +64,51 @@ class MappedSamples:
         self.workers = workers
         self._loader: DataLoader[Any] | None = None
         self._chunks = _Chunks()
+        self._forms = forms
+        """What the first sample that was read said of the form of the inputs (None: one tensor); empty before."""
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def part(self, indices: Tensor) -> MappedSamples:
         """Some of them, still not loaded."""
-        return MappedSamples(self.source, self.task, self.where, chosen=self.chosen[indices], workers=self.workers)
+        return self._like(self.chosen[indices], self.workers)
 
     def with_workers(self, workers: int) -> MappedSamples:
-        return MappedSamples(self.source, self.task, self.where, chosen=self.chosen, workers=workers)
+        return self._like(self.chosen, workers)
+
+    @property
+    def form(self) -> InputForm | None:
+        """Of the inputs, where they are several."""
+        if not self._forms:
+            self.load(torch.zeros(1, dtype=torch.int64))
+        return self._forms[0]
+
+    def _like(self, chosen: Tensor, workers: int) -> MappedSamples:
+        return MappedSamples(self.source, self.task, self.where, chosen=chosen, workers=workers, forms=self._forms)
 
     def load(self, indices: Tensor, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these. `seed`: of whatever the dataset draws for them."""
         wanted = [(int(index), _mixed(seed, place)) for place, index in enumerate(self.chosen[indices].tolist())]
         reader = _Reader(self.source, self.task, self.where)
         if not wanted:
-            inputs, targets = reader.read((int(self.chosen[0]), 0))
+            given, targets = reader.read((int(self.chosen[0]), 0))
+            inputs = given.rows if isinstance(given, Several) else given
             return inputs.new_empty(0, *inputs.shape), targets.new_empty(0, *targets.shape)
         samples = self._by_workers(reader, wanted) if self.workers else [reader[place] for place in wanted]
-        return _stacked([x for x, _ in samples], "inputs", self.where), _stacked(
-            [y for _, y in samples], "targets", self.where
-        )
+        return self._inputs([x for x, _ in samples]), _stacked([y for _, y in samples], "targets", self.where)
+
+    def _inputs(self, values: Sequence[Tensor | Several]) -> Tensor:
+        """One tensor of all, whose samples must be of one form."""
+        forms = dict.fromkeys([*self._forms, *(v.form if isinstance(v, Several) else None for v in values)])
+        if len(forms) > 1:
+            some = " and ".join("one tensor" if form is None else str(form) for form in list(forms)[:2])
+            raise DataError(
+                f"Expected the same inputs in every sample of {self.where}, got {some}.",
+                remedy="Resize, crop or pad them in the dataset, and give each part the same type.",
+            )
+        self._forms = tuple(forms)
+        return _stacked([v.rows if isinstance(v, Several) else v for v in values], "inputs", self.where)
 
     def known_targets(self) -> Tensor | None:
         """What the dataset says of all its targets (`targets` or `labels`, as those of torchvision do), if it does."""
@@ -82,7 +120,7 @@ class MappedSamples:
         values = torch.as_tensor(found)
         return values.long()[self.chosen] if values.dim() == 1 and not values.is_floating_point() else None
 
-    def _by_workers(self, reader: _Reader, wanted: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    def _by_workers(self, reader: _Reader, wanted: list[tuple[int, int]]) -> list[_Sample]:
         if self._loader is None:
             self._loader = DataLoader(
                 reader,
@@ -123,7 +161,7 @@ class _Reader(TorchDataset[Any]):
                 raise
             return error  # workers would wrap it in a traceback
 
-    def read(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def read(self, place: tuple[int, int]) -> _Sample:
         number, seed = place
         with _seeded(seed):
             try:
@@ -138,7 +176,7 @@ class _Reader(TorchDataset[Any]):
         return _pair(sample, self.task, f"sample {number} of {self.where}")
 
 
-def _unwrapped(chunk: list[Any]) -> list[tuple[Tensor, Tensor]]:
+def _unwrapped(chunk: list[Any]) -> list[_Sample]:
     for sample in chunk:
         if isinstance(sample, BilateralError):
             raise sample
@@ -149,12 +187,29 @@ def _as_they_are(samples: list[Any]) -> list[Any]:
     return samples
 
 
-def _pair(sample: Any, task: Task, where: str) -> tuple[Tensor, Tensor]:
+def _pair(sample: Any, task: Task, where: str) -> _Sample:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         what = f"{len(sample)} values" if isinstance(sample, tuple | list) else described(sample)
-        more = " Several inputs go into one tensor, which the model takes apart." if "values" in what else ""
-        raise DataError(f"Expected {where} to be an input and a target, got {what}.", remedy=_SAMPLE_REMEDY + more)
-    return _input(sample[0], where), _target(sample[1], task, where)
+        raise DataError(f"Expected {where} to be an input and a target, got {what}.", remedy=_SAMPLE_REMEDY)
+    return _inputs(sample[0], where), _target(sample[1], task, where)
+
+
+def _inputs(value: Any, where: str) -> Tensor | Several:
+    """One tensor, or several laid together."""
+    if not is_several(value):
+        return _input(value, where)
+    named = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
+    found: dict[Any, Tensor] = {
+        name: torch.as_tensor(one)[None] if _is_truth(one) else _input(one, where)[None] for name, one in named.items()
+    }
+    parts: tuple[Any, ...] | Mapping[str, Any] = tuple(found.values()) if isinstance(value, tuple) else found
+    whole = laid_together(parts, where)
+    return Several(whole.form, whole.rows[0])
+
+
+def _is_truth(value: Any) -> bool:
+    """Whether it is, or holds, True and False: a mask, which stays one."""
+    return isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) in (torch.bool, np.dtype(bool))
 
 
 def _input(value: Any, where: str) -> Tensor:

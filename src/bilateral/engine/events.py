@@ -69,12 +69,16 @@ class RoundDone(Event):
 
 @dataclass(frozen=True)
 class StageDone(Event):
-    """`sites` did their part of a heterogeneous run: `round` parts of all are done."""
+    """`sites` did their part of a heterogeneous run: `round` parts of all are done.
+
+    `megabytes`: what all parties sent for secret-shared prediction meanwhile.
+    """
 
     event: ClassVar[str] = "stage_done"
     round: int
     seconds: float
     sites: tuple[str, ...]
+    megabytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,16 @@ class Evaluated(Event):
     round: int
     metrics: dict[str, float]
     difference_to_fedavg: float | None = None
+
+
+@dataclass(frozen=True)
+class SiteTold(Event):
+    """A site told what it found of the model after `round` rounds, since the plan asks for it."""
+
+    event: ClassVar[str] = "site_told"
+    site: str
+    round: int
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)

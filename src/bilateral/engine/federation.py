@@ -41,7 +41,7 @@ class Federation:
     """The server's."""
     validation: Split | None = field(default=None, repr=False)
     """The server's too: what the best model is chosen by. None of it is in `test`."""
-    network: Callable[[tuple[int, ...], int], nn.Module] | None = field(default=None, repr=False)
+    network: Callable[[Any, int], nn.Module] | None = field(default=None, repr=False)
     """Builds the model from the shape of a sample and the number of outputs, if it came as an object of Python."""
 
     @property
@@ -157,6 +157,7 @@ def _server_view(plan: RunPlan, dataset: Dataset) -> Federation:
         test.examples(NUM_CALIBRATION_SAMPLES),
         tuple(dataset.class_names),
         tuple(dataset.columns),
+        form=dataset.train.form,
     )
     by_site = not plan.data.sites and plan.federation.partition == "site"
     names = _names_in(plan, dataset) if by_site else member_names(plan)
@@ -235,7 +236,7 @@ def _prepared(plan: RunPlan, name: str, dataset: Dataset, dealt: ClientShare | N
         train: Share = LazyShare(working, objective, **kind)
     else:
         ready = prepare_targets(own, dataset.num_outputs, objective)
-        train = Share(working.inputs, ready.targets, own.sites, **kind)
+        train = Share(working.inputs, ready.targets, own.sites, own.form, **kind)
     if dataset.task == "classification" and dataset.num_outputs > 1 and not plan.federation.allow_single_class:
         _refuse_single_class(name, train)
     return train

@@ -9,6 +9,7 @@ Privacy settings (`protection`, `[perturbation]`, `[aggregation]`, `[noise]`) st
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
@@ -185,6 +186,13 @@ class TrainingPlan(Section):
     precision: Precision = Field(default="full", description="bf16: clients compute under autocast; parameters stay")
     micro_batch: int = Field(default=0, ge=0, description="samples of a batch at once; 0 is all, the same gradient")
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _device_is_one(cls, device: Any) -> Any:
+        if isinstance(device, str) and not re.match(DEVICE_PATTERN, device):
+            raise ValueError("expected auto, cpu, cuda, cuda:1 (or another number) or mps")
+        return device
+
     def placement(self) -> Placement:
         """Where and how clients of this machine compute. An error if it has no such device."""
         return Placement(device_named(self.device), self.precision, self.micro_batch)
@@ -233,7 +241,8 @@ class EvaluationPlan(Section):
     it the best model is kept, by `monitor` (a metric's name without its part), and with `patience_rounds` training
     ends when the metric has not become better for so many rounds. `site_holdout`: every site keeps back this part of
     its samples, and measures on them the models that it is sent; what it finds stays there (on one machine: in the
-    run's folder, `sites/`; on FLARE: in the site's log). Only where sites are sent the model as it is.
+    run's folder, `sites/`; on FLARE: in the site's log). Only where sites are sent the model as it is. With
+    `site_metrics = "share"` each site tells the server these figures as well, as they are and by its name.
     """
 
     metrics: list[MetricName] = Field(
@@ -244,6 +253,18 @@ class EvaluationPlan(Section):
     monitor: str = Field(default="loss", description="metric on the validation data that the best model is best by")
     patience_rounds: int = Field(default=0, ge=0, description="0: no early stopping")
     site_holdout: float = Field(default=0.0, ge=0, lt=1, description="part of its samples that a site measures on")
+    site_metrics: Literal["stay", "share"] = Field(
+        default="stay", description="what sites find there: stays with each of them, or is told to the server"
+    )
+
+    @property
+    def shares_site_metrics(self) -> bool:
+        return self.site_metrics == "share"
+
+    @property
+    def told_metrics(self) -> tuple[str, ...]:
+        """What a site may tell, by name."""
+        return tuple(f"site_{name}" for name in (*BASIC_METRICS, *self.metrics))
 
     @property
     def measures(self) -> Measures:
@@ -255,6 +276,11 @@ class EvaluationPlan(Section):
             raise ValueError(
                 "`patience_rounds` chooses when to stop, which needs data that no result is reported on: set "
                 "`validation`, to 0.3 for example"
+            )
+        if self.shares_site_metrics and not self.site_holdout:
+            raise ValueError(
+                '`site_metrics = "share"` tells what sites find on samples that they keep back: set `site_holdout`, '
+                "to 0.2 for example"
             )
         known = (*BASIC_METRICS, *self.metrics)
         if self.monitor not in known:
@@ -390,6 +416,7 @@ def fingerprint_of(values: Mapping[str, Any]) -> str:
             key in ("timeout", "min_sites", "patience") or (key, value) == ("dealer", ROTATING)
         ),
         "training": lambda key, value: key == "device" or (key, value) in NEUTRAL_TRAINING,
+        "evaluation": lambda key, value: (key, value) == ("site_metrics", "stay"),
         "data": lambda key, value: key == "workers" or (key in ("sites", "server") and not value),
         "aggregation": lambda key, value: (key, value) in (("width", WIDEST), ("resolution", DEFAULT_RESOLUTION)),
         "perturbation": lambda key, value: (key, value) in (("softmax", "blinded"), ("norm_inputs", "scaled")),

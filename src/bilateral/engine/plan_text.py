@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,17 @@ def _explain(problem: Any, kind: type[BaseModel]) -> str:
         return str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         return f"`{where}` is not a setting{_hint(problem, kind)}"
-    return f"`{where}`: {problem['msg']}, got {problem['input']!r}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"`{where}`: {said}, got {problem['input']!r}{_hint_of_value(problem)}"
+
+
+def _hint_of_value(problem: Any) -> str:
+    """Of a text where one of a few was expected, which pydantic lists in quotes."""
+    given = problem["input"]
+    if problem["type"] != "literal_error" or not isinstance(given, str):
+        return ""
+    close = difflib.get_close_matches(given.lower(), re.findall(r"'([^']+)'", problem["ctx"]["expected"]), n=1)
+    return f" (Did you mean '{close[0]}'?)" if close else ""
 
 
 def _hint(unknown: Any, kind: type[BaseModel]) -> str:

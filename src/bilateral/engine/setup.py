@@ -43,10 +43,10 @@ from bilateral.protections.registry import NO_NOISE, spoken
 from bilateral.protections.sides import Seat
 from bilateral.protocols.batch_check import check_batch
 from bilateral.protocols.guarantee import Guarantee
-from bilateral.protocols.messages import RoundModel
 from bilateral.protocols.noise.privacy_report import PrivacyReport
 from bilateral.protocols.noise.round_counter import RoundCounter
 from bilateral.protocols.placement import device_named
+from bilateral.protocols.site_reports import TOLD
 from bilateral.protocols.statistics import replace_running_statistics, update_running_statistics
 from bilateral.protocols.transport import SERVER
 from bilateral.protocols.workspace import Workspace
@@ -84,6 +84,12 @@ class Blueprint:
                 "evaluation.site_holdout: sites are not sent the model as it is in this plan, and cannot measure it.",
                 remedy="Leave it out, or use protection = 'masks' or 'fedsgd'.",
             )
+        if plan.evaluation.shares_site_metrics and plan.noise.mechanism != NO_NOISE:
+            raise PlanError(
+                "evaluation.site_metrics = 'share' beside noise: sites would tell exact figures of samples that no "
+                "epsilon covers.",
+                remedy="Let them stay (the default), or leave the noise out.",
+            )
         if plan.named_dealer in (SERVER, *federation.names):
             raise PlanError(
                 f"federation.dealer is {plan.named_dealer!r}, which takes part in this run otherwise.",
@@ -100,7 +106,9 @@ class Blueprint:
 
     @property
     def guarantee(self) -> Guarantee:
-        return self._stack.guarantee
+        found = self._stack.guarantee
+        told = TOLD if self.plan.evaluation.shares_site_metrics else ()
+        return replace(found, leaks=found.leaks + told)
 
     @property
     def privacy(self) -> PrivacyReport | None:
@@ -126,7 +134,7 @@ class Blueprint:
             stack.make_aggregation(),
             self._optimiser(model),
             self.plan.training.rounds,
-            stack.guarantee,
+            self.guarantee,
             stack.privacy,
             stack.check,
             counts_classes=self.federation.problem.objective.balanced,
@@ -163,6 +171,7 @@ class Blueprint:
                 check_batch(name, part.inputs, part.targets, self.layout, self.federation.problem.objective)
         # Where a claim rests on it, what a client draws while training (dropout, augmentation) is a secret of its own.
         draws = self._secrets.training_stream(name) if private else SeededRandomness(plan.seed, "client", name)
+        measuring = self._measuring(data, note)
         parts = replace(
             stack.make_client(Seat(name, len(data), counter, workspace)), shares_process=workspace is not None
         )
@@ -175,17 +184,17 @@ class Blueprint:
             weight=stack.weight,
             augment=plan.training.augment,
             reordering=reordering,
-            look=self._look(data, note),
+            look=None if measuring is None else measuring.look,
+            report=measuring.report if measuring is not None and plan.evaluation.shares_site_metrics else None,
         )
 
-    def _look(self, data: Share, note: Callable[[dict[str, Any]], None] | None) -> Callable[[RoundModel], None] | None:
+    def _measuring(self, data: Share, note: Callable[[dict[str, Any]], None] | None) -> SiteMetrics | None:
         """What a site does with models besides training, if it keeps samples back for that."""
         if data.held is None or note is None:
             return None
         problem, plan = self.federation.problem, self.plan
         objective, every = problem.objective, plan.training.evaluate_every
-        metrics = SiteMetrics(self._model, self.layout, data.held, objective, plan.evaluation.measures, every, note)
-        return metrics.look
+        return SiteMetrics(self._model, self.layout, data.held, objective, plan.evaluation.measures, every, note)
 
     def helper(self, name: str) -> Party:
         """A party without data that this plan needs."""
@@ -261,19 +270,28 @@ def initial_model(
     plan: RunPlan,
     problem: Problem,
     seed: int | None = None,
-    network: Callable[[tuple[int, ...], int], nn.Module] | None = None,
+    network: Callable[[Any, int], nn.Module] | None = None,
 ) -> nn.Module:
     """The plan's model with the initial weights of its seed, or of another.
 
     `network` builds it if it is no model that the plan names: a module that was given has the weights that it has.
     """
+    model = _built(plan, problem, seed, network)
+    if problem.form is not None:
+        problem.form.attach(model)
+    return model
+
+
+def _built(
+    plan: RunPlan, problem: Problem, seed: int | None, network: Callable[[Any, int], nn.Module] | None
+) -> nn.Module:
     if network is not None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(plan.seed if seed is None else seed)
-            return network(problem.input_shape, problem.num_outputs).to(getattr(torch, plan.training.dtype))
+            return network(problem.shapes, problem.num_outputs).to(getattr(torch, plan.training.dtype))
     return build_model(
         plan.model.name,
-        input_shape=problem.input_shape,
+        input_shape=problem.shapes,
         num_outputs=problem.num_outputs,
         seed=plan.seed if seed is None else seed,
         **plan.model.options,
@@ -307,6 +325,12 @@ def _is_a_module_that_works(model: nn.Module, problem: Problem) -> bool:
 
 def analyse(model: nn.Module, problem: Problem, norm_inputs: NormInputs = "exact") -> ScaleGraph:
     """The model's scale graph, checked against the problem."""
+    if problem.form is not None:
+        raise ModelError(
+            f"The samples have several inputs, {problem.form}, and what is traced is a model of one.",
+            remedy="Put them into one tensor, of which the model takes its parts (`x[:, :3]`; numbers of tokens with "
+            "`.long().clamp(0, n - 1)`): perturbation takes that, sealed training does not.",
+        )
     graph = ScaleGraph.of(model, problem.examples[:2], norm_inputs=norm_inputs)
     _checked(graph, model, problem)
     return graph

@@ -16,6 +16,7 @@ from bilateral.learning.halves import ClientHalf, LocalHalf, WeighedHalf
 from bilateral.protocols.class_balance import ClassTotals, CountClasses, as_terms, count_classes, weights_from
 from bilateral.protocols.messages import Message, RoundModel, Upload
 from bilateral.protocols.objective import Objective, as_objective
+from bilateral.protocols.site_reports import MetricsRequest
 from bilateral.randomness import Randomness, SeededRandomness
 
 
@@ -131,7 +132,9 @@ class TrainingClient:
         augment: bool = False,
         reordering: int = 0,
         look: Callable[[RoundModel], None] | None = None,
+        report: Callable[[MetricsRequest], Message] | None = None,
     ) -> None:
+        """`look` is shown each model before it is trained on; `report` tells the server what was found."""
         if len(data) == 0:
             raise DataError(f"{half.name} has no samples.", remedy="Use fewer clients or another partition.")
         self.half = half
@@ -144,7 +147,7 @@ class TrainingClient:
         self._augment = augment
         self._reordering = reordering
         self._totals: ClassTotals | None = None
-        self._look = look
+        self._look, self._report = look, report
 
     def batch(self, round_index: int) -> Split:
         """The samples of a round, before augmentation."""
@@ -168,6 +171,8 @@ class TrainingClient:
         if isinstance(message, ClassTotals):
             self._totals = message
             return None
+        if isinstance(message, MetricsRequest):
+            return self._metrics(message)
         if isinstance(message, RoundModel):
             totals, self._totals = self._totals, None
             self._uploader.bind(message, *(() if totals is None else (totals,)))
@@ -180,6 +185,14 @@ class TrainingClient:
         else:
             reply = self.half.receive(message)
         return self._uploader.finish(reply) if isinstance(reply, Upload) else reply
+
+    def _metrics(self, request: MetricsRequest) -> Message:
+        if self._report is None:
+            raise ProtocolError(
+                f"{self.name} was asked for its metrics, which stay here.",
+                remedy="Only where the plan says evaluation.site_metrics = 'share' are they told.",
+            )
+        return self._report(request)
 
     def _weigh(self, model: RoundModel, totals: ClassTotals | None) -> None:
         """Set the weights of a balanced loss from the totals; refuse totals without such a loss, or it without them."""
@@ -256,7 +269,7 @@ def reordered(count: int, number: int) -> Tensor:
 def prepare_targets(split: Split, num_outputs: int, loss: str | Objective) -> Split:
     """Targets in the form that the loss wants: class numbers for `ce`, one-hot or real vectors for `mse`."""
     targets = as_objective(loss).prepared(split.targets, num_outputs, split.inputs.dtype)
-    return Split(split.inputs, targets, split.sites)
+    return Split(split.inputs, targets, split.sites, split.form)
 
 
 def num_participants(num_clients: int, participation: float) -> int:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -81,7 +81,9 @@ class Cohort:
     """What the server and all sites of one run agree on beforehand: who takes part, and how uploads are masked.
 
     `pinned`: the identity key of every site (`Identity.public_bytes`), as each got it from that site and not from the
-    server. `number`: of this run, never used for two. Whoever has another cohort than the others is refused.
+    server. `masks`: where they name no `min_in_sum`, no sum is over fewer than the threshold (two thirds) of the whole
+    cohort, however few a server invites. `number`: of this run, never used for two. Whoever has another cohort than the
+    others is refused.
     """
 
     pinned: Mapping[str, bytes]
@@ -101,6 +103,9 @@ class Cohort:
                     f"Cohort: expected `pinned[{name!r}]` to be {KEY_BYTES} bytes, got {came}.",
                     remedy="It is the `public_bytes` of that site's Identity.",
                 )
+        if self.masks.min_in_sum is None:
+            least = self.masks.threshold_of(len(self.pinned))
+            object.__setattr__(self, "masks", replace(self.masks, min_in_sum=least))
         object.__setattr__(self, "pinned", MappingProxyType(dict(self.pinned)))  # the run id is a digest of it
         if len(self.number) != RUN_ID_BYTES:
             raise PlanError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bilateral.data import Split
 from bilateral.data.dataset import LazySplit
+from bilateral.data.several import InputForm, Shapes
 from bilateral.data.task import Task
 from bilateral.errors import DataError, PlanError
 from bilateral.protocols.objective import PLAIN_REMEDY, Objective
@@ -38,7 +39,15 @@ class Share(Split):
     @property
     def schema(self) -> Schema:
         dtype = str(self.input_dtype).removeprefix("torch.")
-        return Schema(self.task, self.sample_shape, dtype, self.num_outputs, self.class_names, self.columns)
+        return Schema(
+            self.task,
+            self.sample_shape,
+            dtype,
+            self.num_outputs,
+            self.class_names,
+            self.columns,
+            str(self.form or ""),
+        )
 
 
 class LazyShare(Share):
@@ -86,13 +95,17 @@ class LazyShare(Share):
 
     def drawn(self, indices: Tensor, seed: Callable[[], int]) -> Split:
         found = self.own.drawn(indices, seed)
-        return Split(found.inputs, self._prepared(found.targets), found.sites)
+        return Split(found.inputs, self._prepared(found.targets), found.sites, found.form)
 
     def cast(self, dtype: torch.dtype) -> Split:
         return self.own.cast(dtype)
 
     def examples(self, count: int) -> Tensor:
         return self.own.examples(count)
+
+    @property
+    def form(self) -> InputForm | None:
+        return self.own.form
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -126,6 +139,15 @@ class Problem:
     columns: tuple[str, ...] = ()
     term_scales: tuple[float, ...] = ()
     """How sound noise is divided between the terms, if the server has said so; otherwise found from the examples."""
+    form: InputForm | None = None
+    """Of the inputs, where they are several: `input_shape` is that of a row then."""
+    told_inputs: str | None = None
+    """What the server says of them, at a site."""
+
+    @property
+    def shapes(self) -> tuple[int, ...] | Shapes:
+        """Of one sample, as whoever makes the model is told."""
+        return self.input_shape if self.form is None else self.form.shapes
 
     @property
     def input_dtype(self) -> str:
@@ -148,7 +170,15 @@ class Problem:
     @property
     def schema(self) -> Schema:
         """What every site's data must be like."""
-        return Schema(self.task, self.input_shape, self.input_dtype, self.num_outputs, self.class_names, self.columns)
+        return Schema(
+            self.task,
+            self.input_shape,
+            self.input_dtype,
+            self.num_outputs,
+            self.class_names,
+            self.columns,
+            str(self.form or "") if self.told_inputs is None else self.told_inputs,
+        )
 
     def check_share(self, name: str, share: Share) -> None:
         """Refuse data of another problem than the server's."""
@@ -166,12 +196,16 @@ class Schema:
     num_outputs: int
     class_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    inputs: str = ""
+    """What they are, in words, where they are several."""
 
     def differences(self, wanted: Schema) -> Iterator[str]:
         """In words, one each: what is here, and what was wanted."""
         if self.task != wanted.task:
             yield f"the task is {self.task}, not {wanted.task}"
-        if self.input_shape != wanted.input_shape:
+        if self.inputs != wanted.inputs:
+            yield f"the inputs are {self.inputs or 'one tensor'}, not {wanted.inputs or 'one tensor'}"
+        elif self.input_shape != wanted.input_shape:
             yield f"a sample has the shape {list(self.input_shape)}, not {list(wanted.input_shape)}"
         if self.input_dtype != wanted.input_dtype:
             yield f"inputs are {self.input_dtype}, not {wanted.input_dtype}"

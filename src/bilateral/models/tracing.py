@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -239,6 +240,12 @@ class _Walker:
             found = METHOD_RULES.get(str(node.target))
         else:
             found = function_rule(node.target)
+        if found is None and _is_marked(node):
+            raise site.refuse(
+                "there is no rule for it, and what it does inside is not seen: it is marked for torch.fx as one call "
+                "(`torch.fx.wrap`)",
+                "Write it out in `forward` without the mark, if it has no `if` on values.",
+            )
         if found is None:
             raise site.refuse("there is no rule for it", f"Replace it. {SUPPORTED}")
         return found
@@ -352,6 +359,12 @@ def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
         if not args and name in kwargs:
             args = (kwargs.pop(name),)
     return args, {_NUMPY_NAMES.get(name, name): value for name, value in kwargs.items()}
+
+
+def _is_marked(node: fx.Node) -> bool:
+    """Whether it is a function of somebody's Python code: a trace goes into these, but for those that are marked."""
+    package = str(getattr(node.target, "__module__", "") or "").split(".", maxsplit=1)[0]
+    return isinstance(node.target, FunctionType) and package not in ("torch", "_operator", "bilateral")
 
 
 def _held(arguments: Any) -> list[Any]:

@@ -66,8 +66,8 @@ LADDER: Final = (
         "none",
         "linear layers, convolutions, ReLU, pooling; no BatchNorm that trains",
         "20 to 60 plain steps; some 150 bytes an activation",
-        "matching and copying at chance among parties that follow the protocol; membership by clients not settled; "
-        "a server that crafts models reads samples out of sums, unseen",
+        "matching, copying and membership by clients (AUC 0.52, 0.48 to 0.57) at chance among parties that follow the "
+        "protocol; a server that crafts models reads samples out of sums, unseen",
     ),
 )
 TITLES: Final = {

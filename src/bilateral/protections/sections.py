@@ -74,8 +74,9 @@ class AggregationPlan(Section):
     """Privacy settings of the sum that the server sees; see `MaskSettings`.
 
     `masks` auto: ring under perturbation with two or more clients a round, none otherwise.
-    `width`: bits of a value under ring masks (64, 48, 40 or 32); auto: as few as sums need to be right to `resolution`
-    of the largest value (a float32 is right to 6e-8 of itself). The first round has 64: no range is known yet.
+    `width`: bits of a value under ring masks (64, 48, 43, 40 or 32); auto: as few as sums need to be right to
+    `resolution` of the largest value (a float32 is right to 6e-8 of itself). The first round has
+    64: no range is known yet.
     """
 
     masks: Literal["auto", "ring", "float", "none"] = "auto"

@@ -22,6 +22,7 @@ from bilateral.protocols.mask.messages import (
 )
 from bilateral.protocols.membership import ClipNorm, KeyRequest, RoundMembers
 from bilateral.protocols.messages import Message, Upload
+from bilateral.protocols.site_reports import STAGE, MetricsReport, MetricsRequest
 
 _MASKS_TO_CLIENT: Final[tuple[type[Message], ...]] = (
     KeyRequest,
@@ -33,6 +34,8 @@ _MASKS_TO_CLIENT: Final[tuple[type[Message], ...]] = (
     SurvivorList,
     UnmaskRequest,
 )
+_REPORTS_TO_CLIENT: Final = (MetricsRequest,)
+_REPORTS_TO_SERVER: Final = (MetricsReport,)
 _MASKS_TO_SERVER: Final[tuple[type[Message], ...]] = (
     KeyAnnouncement,
     SealedShares,
@@ -54,17 +57,21 @@ _STAGES_OF_MASKS: Final[dict[type[Message], str]] = {
 
 def to_client() -> tuple[type[Message], ...]:
     """All that a client may be sent, under whatever protection."""
-    return (*_MASKS_TO_CLIENT, *(kind for one in everyone() for kind in one.vocabulary.to_client))
+    return (*_MASKS_TO_CLIENT, *_REPORTS_TO_CLIENT, *(kind for one in everyone() for kind in one.vocabulary.to_client))
 
 
 def to_server() -> tuple[type[Message], ...]:
     """All that a client may send."""
-    return (*_MASKS_TO_SERVER, *(kind for one in everyone() for kind in one.vocabulary.to_server))
+    return (*_MASKS_TO_SERVER, *_REPORTS_TO_SERVER, *(kind for one in everyone() for kind in one.vocabulary.to_server))
 
 
 def stages() -> dict[type[Message], str]:
     """What a client is doing when it was last sent such a message, in the operator's words."""
-    return {**_STAGES_OF_MASKS, **{kind: said for one in everyone() for kind, said in one.vocabulary.stages.items()}}
+    return {
+        **_STAGES_OF_MASKS,
+        MetricsRequest: STAGE,
+        **{kind: said for one in everyone() for kind, said in one.vocabulary.stages.items()},
+    }
 
 
 def stage_of(packet: Sequence[Message]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from bilateral.arguments import require
 from bilateral.engine.plan import RunPlan
 from bilateral.errors import PlanError
-from bilateral.report.audit_html import flat
+from bilateral.report.frame import flat
 from bilateral.runs.rounds.callbacks import Callback
 from bilateral.runs.rounds.result import RoundReport, RunResult
 

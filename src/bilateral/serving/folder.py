@@ -207,7 +207,9 @@ def _read(path: Path, what: str) -> dict[str, Any]:
     try:
         found = parse_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise DeploymentError(f"There is no {path}.", remedy="Name the folder of a kit, or a run directory.") from error
+        raise DeploymentError(
+            f"There is nothing at {path}.", remedy="Name the folder of a kit, or a run directory."
+        ) from error
     except ValueError as error:
         raise DeploymentError(f"{path} is not {what}: {error}.") from error
     if not isinstance(found, dict):

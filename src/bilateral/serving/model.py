@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from bilateral.errors import NumericalRangeError
+from bilateral.errors import NumericalRangeError, PlanError
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.circuit.served import compile_served
 from bilateral.protocols.share.serving.parties import model_of, with_limits
@@ -63,6 +63,11 @@ class ServedModel:
     def of(cls, trained: TrainedNetwork, reveal: Reveal = "logits") -> ServedModel:
         """`reveal`: the most that will be."""
         problem, plan = trained.view.problem, trained.plan
+        if problem.form is not None:
+            raise PlanError(
+                f"A model of several inputs, {problem.form}, is not served on shares.",
+                remedy="Export it (`bilateral export`), or train a model of one input.",
+            )
         examples = trained.view.test_data.inputs[:NUM_EXAMPLES]
         served = compile_served(trained.network.eval(), examples)
         terms = QuestionTerms(served.circuit, 1, reveal=reveal)

@@ -28,7 +28,7 @@ HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 REPOSITORY = Path(__file__).parents[3]
 
 
-HANG = 300.0
+HANG = 900.0
 """Seconds after which what a test waits for will not come any more."""
 
 

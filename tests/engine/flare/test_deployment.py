@@ -1,6 +1,7 @@
 """The documented deployment, followed by its script: separate processes, mutual TLS, secrets of the parties' own.
 
 `docs/how-to/loopback.sh` takes two to three minutes and checks every step itself; here its traces are looked at.
+`submit KIT` of docs/how-to/many-machines.md is among its commands.
 """
 
 import csv

@@ -87,18 +87,30 @@ def test_resuming_with_another_plan_is_refused(in_process):
 
 
 @pytest.mark.long
-def test_local_steps_are_the_same_in_one_process_and_in_the_simulator(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "site_metrics"), [("flare-sim", "stay"), ("flare-poc", "share"), ("flare-poc", "stay")]
+)
+def test_local_steps_are_the_same_in_one_process_and_on_flare(tmp_path, monkeypatch, engine, site_metrics):
+    """And sites tell what they measured if the plan says so; what stays is in no file of the server's."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     local = {
         "protection": "masks",
         "training.local_epochs": 1,
         "training.server_optimiser": "yogi",
         "training.rounds": 3,
+        "evaluation.site_holdout": 0.2,
+        "evaluation.site_metrics": site_metrics,
     }
     chosen = CHOSEN.with_settings(local)
-    run(chosen, output=tmp_path / "here", reference=False)
-    assert run_on_flare(KIND, chosen, "flare-sim", output=tmp_path / "there", options={"reference": False}).finished
+    here = run(chosen, output=tmp_path / "here", reference=False)
+    there = run_on_flare(KIND, chosen, engine, output=tmp_path / "there", options={"reference": False})
+    assert there.finished
     ours, theirs = (load_checkpoint(tmp_path / p / "checkpoint.safetensors").tensors for p in ("here", "there"))
     assert any("second" in name for name in ours)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert there.values["told_by_sites"] == here.told_by_sites
+    tells = site_metrics == "share"
+    assert set(here.told_by_sites) == ({"client-1", "client-2", "client-3"} if tells else set())
+    files = [file.read_bytes() for file in (tmp_path / "there").rglob("*") if file.is_file()]
+    assert any(b"site_loss" in content for content in files) is tells

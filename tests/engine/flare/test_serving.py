@@ -1,4 +1,7 @@
-"""Answers over FLARE: the same integers as in one process; kits of a deployment, in which the server's counts last."""
+"""Answers over FLARE: the same integers as in one process; kits of a deployment, in which the server's counts last.
+
+It runs what docs/how-to/deployment.md prints of it.
+"""
 
 import shutil
 import threading

@@ -19,7 +19,7 @@ from bilateral.protocols.wire import decode, encode
 from bilateral.runs.hetero.messages import REPLY_OF, GetReady, QueriesReady
 
 SITES = ("a", "b", "c")
-HANG = 120.0
+HANG = 900.0
 """Seconds after which a test that waits has stopped for good."""
 
 

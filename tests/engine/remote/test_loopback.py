@@ -16,7 +16,7 @@ from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols import wire
 from bilateral.protocols.messages import Message
 
-SECONDS = 120
+SECONDS = 900
 """A test that waits longer than this has stopped for good."""
 
 

@@ -30,7 +30,7 @@ from bilateral.runs.rounds.attendance import Attendance
 from bilateral.runs.rounds.in_process import run
 from bilateral.runs.rounds.remote_exchange import RemoteExchange
 
-HANG = 120.0
+HANG = 900.0
 """Seconds after which a test that waits has stopped for good."""
 STAGES = (
     "key agreement",
@@ -76,11 +76,18 @@ def weights(result):
         {},
         {"training__loss": "mse"},
         {"protection": "fedavg"},
+        {
+            "protection": "masks",
+            "training__local_epochs": 1,
+            "training__evaluate_every": 2,
+            "evaluation__site_holdout": 0.2,
+            "evaluation__site_metrics": "share",
+        },
         {"aggregation__masks": "float"},
         SOUND,
         {**SOUND, "noise__unit": "client", "noise__adaptive_clip": True},
     ],
-    ids=["ce", "mse", "fedavg", "float-masks", "sound", "sound-adaptive"],
+    ids=["ce", "mse", "fedavg", "local-steps-and-metrics", "float-masks", "sound", "sound-adaptive"],
 )
 def test_a_remote_run_gives_the_model_of_the_run_in_one_process_bit_for_bit(tmp_path, settings):
     chosen = small(**settings)
@@ -88,6 +95,8 @@ def test_a_remote_run_gives_the_model_of_the_run_in_one_process_bit_for_bit(tmp_
     there = conduct(chosen, tmp_path / "run")
     assert torch.equal(weights(here), weights(there))
     assert there.metrics == here.metrics
+    assert there.told_by_sites == here.told_by_sites
+    assert bool(here.told_by_sites) is chosen.evaluation.shares_site_metrics
     assert (there.transcript.bytes_up, there.transcript.bytes_down) == (
         here.transcript.bytes_up,
         here.transcript.bytes_down,

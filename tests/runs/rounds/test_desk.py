@@ -24,7 +24,7 @@ from bilateral.runs.rounds.enrolment import BRIEF, Briefing, SiteCard
 
 CHOSEN = plan(federation__clients=3)
 SECRET = "patient 4711"
-HANG = 120.0
+HANG = 900.0
 """Seconds after which a test that waits has stopped for good."""
 
 
@@ -50,6 +50,7 @@ def briefing(chosen=CHOSEN, **changes):
         view.problem.class_names,
         view.problem.columns,
         view.problem.input_dtype,
+        view.problem.schema.inputs,
         torch.zeros(0, dtype=torch.float64),
     )
     return replace(facts, **changes)

@@ -132,6 +132,7 @@ def briefing(plan, **changes):
         problem.class_names,
         problem.columns,
         problem.input_dtype,
+        problem.schema.inputs,
         torch.zeros(0, dtype=torch.float64),
     )
     return replace(facts, **changes)

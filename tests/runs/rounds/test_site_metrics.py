@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from bilateral.engine.federation import load_federation
 from bilateral.engine.plan import parse_plan
-from bilateral.errors import PlanError
+from bilateral.engine.setup import initial_model, make_blueprint
+from bilateral.errors import BilateralError, PlanError, ProtocolError
 from bilateral.learning.evaluation import evaluate
 from bilateral.learning.training import predict_with
+from bilateral.protocols.site_reports import MetricsReport, MetricsRequest, metrics_in
 from bilateral.runs.rounds.in_process import run
 
 
@@ -53,8 +57,6 @@ def test_each_site_measures_the_models_that_it_is_sent_and_tells_nobody(tmp_path
 
 
 def initial(chosen):
-    from bilateral.engine.setup import initial_model
-
     return initial_model(chosen, load_federation(chosen).problem)
 
 
@@ -76,3 +78,82 @@ def test_sites_that_are_not_sent_the_model_cannot_measure_it(protection):
     with pytest.raises(PlanError, match="not sent the model as it is") as caught:
         run(plan(protection, loss="mse"), save=False)
     assert "masks" in caught.value.remedy
+
+
+def shared(protection="masks", **training):
+    return plan(protection, **training).with_settings({"evaluation.site_metrics": "share"})
+
+
+@pytest.mark.parametrize("local", [{}, {"local_steps": 2, "class_weights": "balanced"}])
+def test_sites_tell_the_server_what_they_found_where_the_plan_says_so(tmp_path, local):
+    chosen = shared(**local)
+    result = run(chosen, output=tmp_path / "out", reference=False)
+    assert set(result.told_by_sites) == {"client-1", "client-2", "client-3"}
+    for name, told in result.told_by_sites.items():
+        own = list(csv.DictReader((tmp_path / "out" / "sites" / f"{name}.csv").open()))
+        assert told["round"] == int(own[-1]["round"]) == 4
+        assert told["samples"] == int(own[-1]["samples"])
+        assert {key: told[key] for key in own[-1] if key.startswith("site_")} == {
+            key: float(value) for key, value in own[-1].items() if key.startswith("site_")
+        }
+    told = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    rounds = [line["round"] for line in told if line["event"] == "site_told"]
+    assert sorted(rounds) == sorted(3 * ([2, 4] if "class_weights" in local else [0, 2, 4]))
+    said = "each site's metrics of the model on the samples that it keeps back"
+    leaks = [leak for leak in result.guarantee.leaks if leak.what.startswith(said)]
+    assert [(leak.whom, leak.ledger_line) for leak in leaks] == [("server", 20)]
+    assert not [leak for leak in run(plan(), save=False).guarantee.leaks if leak.what.startswith(said)]
+
+
+def test_telling_changes_no_model(tmp_path):
+    told, kept = run(shared(), save=False, reference=False), run(plan(), save=False, reference=False)
+    assert told.metrics == kept.metrics
+    assert told.transcript.bytes_up > kept.transcript.bytes_up
+
+
+def test_a_site_whose_plan_says_stay_tells_nothing_whoever_asks():
+
+    chosen = plan()
+    client = make_blueprint(chosen, load_federation(chosen)).client("client-1", note=lambda _: None)
+    with pytest.raises(ProtocolError, match="metrics, which stay here"):
+        client.handle([MetricsRequest(0)])
+
+
+def test_telling_needs_samples_and_goes_with_no_noise():
+    with pytest.raises(PlanError, match="site_holdout"):
+        plan().with_settings({"evaluation.site_metrics": "share", "evaluation.site_holdout": 0.0})
+    noisy = shared("fedavg").with_settings({"noise.mechanism": "sound", "noise.epsilon": 8.0})
+    with pytest.raises(PlanError, match="no epsilon covers"):
+        run(noisy, save=False)
+
+
+def test_a_resumed_run_still_has_what_was_told(tmp_path):
+    stops = iter([False, False, True])
+    path = tmp_path / "out"
+    run(shared(checkpoint_every=1), output=path, reference=False, should_stop=lambda: next(stops))
+    resumed = run(shared(checkpoint_every=1), output=path, resume=True)
+    whole = run(shared(checkpoint_every=1), save=False, reference=False)
+    assert resumed.told_by_sites == whole.told_by_sites
+    assert [row for row in resumed.rows if row["round"] == 0] == [row for row in whole.rows if row["round"] == 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"round_index": 1}, "where metrics of round 0"),
+        ({"num_samples": 0}, "metrics of 0 samples"),
+        ({"names": ("site_loss", "site_loss")}, "twice"),
+        ({"names": ("site_loss", "address")}, "does not have"),
+        ({"names": ("site_loss",)}, "expected `values` of shape"),
+        ({"values": torch.tensor([1.0, float("nan")], dtype=torch.float64)}, "NaN"),
+        ({"values": torch.ones(2)}, "float32"),
+        ({"values": torch.ones(2, 1, dtype=torch.float64)}, "expected `values` of shape"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(change, words):
+
+    good = MetricsReport(0, 5, ("site_loss", "site_accuracy"), torch.tensor([0.5, 1.0], dtype=torch.float64))
+    known = ("site_loss", "site_accuracy", "site_auroc")
+    assert metrics_in(good, "a", 0, known) == {"samples": 5.0, "site_loss": 0.5, "site_accuracy": 1.0}
+    with pytest.raises(BilateralError, match=words):
+        metrics_in(replace(good, **change), "a", 0, known)

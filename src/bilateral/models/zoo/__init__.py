@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bilateral.arguments import require
+from bilateral.data.several import Shapes
 from bilateral.errors import ModelError
 from bilateral.models.zoo import convnets, densenet, mlp, resnet
 from bilateral.models.zoo.layers import require_count
@@ -38,16 +39,17 @@ def model_names() -> tuple[str, ...]:
 
 
 def build_model(
-    name: str, *, input_shape: tuple[int, ...], num_outputs: int, seed: int = 0, **options: Any
+    name: str, /, *, input_shape: tuple[int, ...] | Shapes, num_outputs: int, seed: int = 0, **options: Any
 ) -> nn.Module:
     """A new network on the CPU, its initial weights drawn from `seed`.
 
     `name` is one of `model_names()`, or `package.module:function` for a network of your own: that function is
     called with `input_shape` and `num_outputs` (where it has such parameters) and the options.
-    `input_shape` is the shape of one sample: (channels, height, width) or (features,).
+    `input_shape` is the shape of one sample: (channels, height, width) or (features,); for a network of your own with
+    several inputs a tuple of shapes, or a dict of them.
     """
     require(name, str, "build_model: expected `name` to be")
-    shape = _checked_shape(input_shape)
+    shape = _checked_shapes(name, input_shape)
     given = {"input_shape": shape, "num_outputs": require_count("num_outputs", num_outputs)}
     builder = import_builder(name) if ":" in name else _zoo_builder(name)
     _check_options(name, builder, options)
@@ -56,7 +58,7 @@ def build_model(
         return call_builder(name, given, options) if ":" in name else _BUILDERS[name](**given, **options)
 
 
-def outline_model(name: str, *, input_shape: tuple[int, ...], num_outputs: int, **options: Any) -> nn.Module:
+def outline_model(name: str, /, *, input_shape: tuple[int, ...], num_outputs: int, **options: Any) -> nn.Module:
     """A network of the zoo with shapes and no numbers ("meta"): it takes no memory, however large it would be."""
     require(name, str, "outline_model: expected `name` to be")
     builder = _zoo_builder(name)
@@ -100,6 +102,22 @@ def _check_options(name: str, builder: Callable[..., object], options: Mapping[s
             f"Expected options of {name!r} among: {accepted or 'none'}; got {', '.join(unknown)}.",
             remedy="Remove or rename what is not accepted.",
         )
+
+
+def _checked_shapes(name: str, given: tuple[int, ...] | Shapes) -> tuple[int, ...] | Shapes:
+    """The shape of one input, or those of several, which networks of the zoo do not take."""
+    if isinstance(given, dict):
+        several: Shapes | None = {key: _checked_shape(shape) for key, shape in given.items()}
+    elif isinstance(given, tuple) and given and all(isinstance(shape, tuple) for shape in given):
+        several = tuple(_checked_shape(shape) for shape in given)  # type: ignore[arg-type]
+    else:
+        several = None
+    if several is not None and ":" not in name:
+        raise ModelError(
+            f"{name} takes one input, and these data have {len(several)}.",
+            remedy="Name a network of your own that takes them, 'package.module:function', or give one tensor.",
+        )
+    return _checked_shape(given) if several is None else several  # type: ignore[arg-type]
 
 
 def _checked_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from typing import Final
 from bilateral.report.html import Html, el
 
 COLOURS: Final = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)", "var(--f)")
+REST: Final = "left"
+"""A part of a bar by this name is what is not used: it has no colour of its own."""
 _WIDTH, _HEIGHT = 900, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 14, 14, 34
 _MAX_POINTS: Final = 400
@@ -102,7 +104,7 @@ def _axis(low: float, high: float) -> tuple[float, float, float]:
 
 def _whole_ticks(last: float) -> list[float]:
     """0 and round numbers of rounds up to the last."""
-    step = max(1.0, _axis(0.0, last)[2])
+    step = max(1.0, float(math.floor(_axis(0.0, last)[2])))
     count = int(last / step)
     return [number * step for number in range(count + 1)]
 
@@ -119,7 +121,7 @@ class Bar:
 def bars(title: str, rows: Sequence[Bar]) -> Html:
     """Stacked bars, one a row, to one scale; the figures beside them are the text of it."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.parts))
-    colour = {kind: COLOURS[number % len(COLOURS)] for number, kind in enumerate(kinds)}
+    colour = {kind: COLOURS[number % len(COLOURS)] for number, kind in enumerate(kinds)} | {REST: "var(--line)"}
     largest = max((sum(row.parts.values()) for row in rows), default=0.0) or 1.0
     key = [el("li", _swatch(colour[kind]), kind) for kind in kinds]
     body = []
@@ -150,7 +152,8 @@ _SHAPES: Final = {"missed": "M0,-6 6,5 -6,5Z", "refused": "M-5,-5 5,5M5,-5 -5,5"
 
 
 def timeline(title: str, sites: Sequence[str], last: int, present: Mapping[str, Sequence[int]],
-             marks: Sequence[tuple[str, int, str]], across: Sequence[tuple[int, str]]) -> Html:  # fmt: skip
+             marks: Sequence[tuple[str, int, str]], across: Sequence[tuple[int, str]],
+             there: str = "in the round's sum") -> Html:  # fmt: skip
     """A row a site: a line where it took part, a mark where it was missed, refused or came back.
 
     `across`: (round, word) of what happened to the run as a whole.
@@ -196,7 +199,7 @@ def timeline(title: str, sites: Sequence[str], last: int, present: Mapping[str, 
     view = f"0 0 {width} {height}"
     picture = el("svg", el("title", title), parts, ticks, viewBox=view, role="img", aria_label=title)
     key = el("ul", [
-        el("li", _sample(el("line", x1=1, x2=25, y1=6, y2=6, stroke="var(--a)", stroke_width=7)), "in the round's sum"),
+        el("li", _sample(el("line", x1=1, x2=25, y1=6, y2=6, stroke="var(--a)", stroke_width=7)), there),
         el("li", _sample(_mark("missed", "var(--b)")), "gave no answer"),
         el("li", _sample(_mark("refused", "")), "message refused"),
         el("li", _sample(_mark("back", "var(--c)")), "came back"),

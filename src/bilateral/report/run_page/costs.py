@@ -8,6 +8,7 @@ from typing import Final
 from bilateral.report.html import Html, el, joined, table
 from bilateral.report.run_page.charts import Bar, bars
 from bilateral.report.run_page.facts import RunFacts
+from bilateral.report.run_page.numbers import megabytes, number_card
 
 MODEL, UPLOAD, MASKS, SHARES, DEALING, OTHER = "the model", "uploads", "masks", "shares", "dealing", "other"
 _PHASES: Final = {
@@ -52,12 +53,12 @@ def costs(facts: RunFacts) -> Html:
     cards = []
     unit, count = facts.status.unit, max(1, len(facts.steps))
     if seconds:
-        cards.append(_number(f"{statistics.median(seconds):.3g} s", f"a {unit}, by the clock (median; all sites)"))
+        cards.append(number_card(f"{statistics.median(seconds):.3g} s", f"a {unit}, by the clock (median; all sites)"))
     up, down = facts.result.get("megabytes_up"), facts.result.get("megabytes_down")
     sites = max(1, len(facts.sites))
     if isinstance(up, int | float) and isinstance(down, int | float) and facts.steps:
-        cards.append(_number(_megabytes(up / count / sites), f"sent by a site in a {unit} (mean)"))
-        cards.append(_number(_megabytes(down / count / sites), f"received by a site in a {unit} (mean)"))
+        cards.append(number_card(megabytes(up / count / sites), f"sent by a site in a {unit} (mean)"))
+        cards.append(number_card(megabytes(down / count / sites), f"received by a site in a {unit} (mean)"))
     return joined((el("div", cards, class_="grid"), _by_party(list(traffic))))
 
 
@@ -75,11 +76,11 @@ def _by_party(traffic: list[dict[str, object]]) -> Html:
         drawn = []
         for party in parties[:_MOST_PARTIES]:
             parts: dict[str, float] = {}
-            for name, way, phase, megabytes in rows:
+            for name, way, phase, amount in rows:
                 if (name, way) == (party, direction):
-                    parts[phase] = parts.get(phase, 0.0) + megabytes
+                    parts[phase] = parts.get(phase, 0.0) + amount
             drawn.append(
-                Bar(party, dict(sorted(parts.items(), key=lambda one: -one[1])), _megabytes(sum(parts.values())))
+                Bar(party, dict(sorted(parts.items(), key=lambda one: -one[1])), megabytes(sum(parts.values())))
             )
         more = f" (the first {_MOST_PARTIES} of {len(parties)} parties)" if len(parties) > _MOST_PARTIES else ""
         pictures.append(el("div", bars(title + more, drawn), class_="card"))
@@ -88,19 +89,9 @@ def _by_party(traffic: list[dict[str, object]]) -> Html:
         key = (str(row["message"]), str(row["direction"]))
         kinds[key] = kinds.get(key, 0.0) + float(str(row["megabytes"]))
     lines = [
-        (kind, phase_of(kind), "to the server" if way == "up" else "to sites", _megabytes(megabytes))
-        for (kind, way), megabytes in sorted(kinds.items(), key=lambda one: -one[1])
+        (kind, phase_of(kind), "to the server" if way == "up" else "to sites", megabytes(amount))
+        for (kind, way), amount in sorted(kinds.items(), key=lambda one: -one[1])
     ]
     listed = table(("message", "for", "direction", "in all"), lines, caption="Every kind of message", numeric=(3,))
     details = el("details", el("summary", "Every kind of message"), listed)
     return joined((el("div", pictures, class_="grid two", style="margin-top:14px"), details))
-
-
-def _number(figure: str, text: str) -> Html:
-    return el("div", el("div", figure, class_="num"), el("p", text), class_="card")
-
-
-def _megabytes(value: float) -> str:
-    if value >= 1000:
-        return f"{value / 1000:.3g} GB"
-    return f"{value:.3g} MB" if value >= 0.1 else f"{1000 * value:.3g} kB"

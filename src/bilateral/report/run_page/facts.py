@@ -74,6 +74,7 @@ class RunFacts:
     began: datetime | None
     ended: datetime | None
     audit: AuditResult | None = None
+    audit_pictures: Sequence[Path] = ()
     audit_note: str = ""
     """Why an audit that was named is not of this run."""
 
@@ -96,7 +97,8 @@ def facts_of(path: Path, audit: Path | None = None) -> RunFacts:
     stored = _json(directory.privacy)
     result = _json(directory.result)
     story = _story(directory.events)
-    found, note = _audit_of(plan, audit if audit is not None else path / "audit", named=audit is not None)
+    audited = audit if audit is not None else path / "audit"
+    found, note = _audit_of(plan, audited, named=audit is not None)
     guarantee = stored.get("guarantee") or result.get("guarantee") or {}
     return RunFacts(
         directory=path,
@@ -112,6 +114,7 @@ def facts_of(path: Path, audit: Path | None = None) -> RunFacts:
         began=story[0].time if story else None,
         ended=story[-1].time if story else None,
         audit=found,
+        audit_pictures=tuple(sorted(audited.glob("pictures/*.png"))),
         audit_note=note,
     )
 
@@ -147,7 +150,7 @@ def _steps(story: Sequence[Told]) -> Iterator[Step]:
             case RoundDone() as done:
                 yield Step(done.round, done.seconds, tuple(done.contributors), done.megabytes_up, done.megabytes_down)
             case StageDone() as part:
-                yield Step(part.round, part.seconds, tuple(part.sites), 0.0, 0.0)
+                yield Step(part.round, part.seconds, tuple(part.sites), part.megabytes, 0.0)
 
 
 def _marks(story: Sequence[Told]) -> Iterator[Mark]:

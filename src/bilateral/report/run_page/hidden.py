@@ -1,54 +1,106 @@
-"""What a run hides from whom, if what is so; what it admits; what is hidden of the model; what is spent."""
+"""What is hidden of the model, and what noise bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
-from bilateral.audit.ledger import LEDGER
 from bilateral.errors import BilateralError
 from bilateral.protocols.noise.accounting import spent
+from bilateral.report.frame import folded
 from bilateral.report.html import Html, el, joined, table
 from bilateral.report.run_page.charts import Bar, Line, bars, curves
 from bilateral.report.run_page.facts import RunFacts
 
+Sent = Literal["sealed", "disguised", "partly", "clear", "join"]
+_SENT: Final[dict[Sent, str]] = {
+    "sealed": "random numbers to a site",
+    "disguised": "with secret factors",
+    "partly": "in part with secret factors",
+    "clear": "as it is",
+    "join": "",
+}
+_MOST_LAYERS: Final = 120
 _MOST_ROWS: Final = 40
 _POINTS: Final = 8
 
 
-def guarantee(facts: RunFacts) -> Html:
-    """Claims and admitted leaks, in the guarantee's own words, with what closes a leak."""
-    claims = [
-        (claim["whom"], joined((claim["what"], el("span", f"if {claim['assumption']}", class_="what"))))
-        for claim in facts.guarantee.get("claims", ())
-    ]
-    leaks = [
-        (leak["whom"], joined((leak["what"], el("span", _remedy(leak["ledger_line"]), class_="what"))))
-        for leak in facts.guarantee.get("leaks", ())
-    ]
-    nothing = el("p", "This run claims to hide nothing.", class_="note")
-    hidden = table(("hidden from", "what"), claims, caption="What this run claims") if claims else nothing
-    admitted = table(("open to", "what"), leaks, caption="What it does not hide, and says so") if leaks else Html()
-    return joined((hidden, admitted))
-
-
-def _remedy(line: int) -> str:
-    closed = f"; what closes it: {LEDGER[line].closed_by}" if line in LEDGER else ""
-    return f"line {line} of the leakage ledger{closed}"
-
-
 def hidden_of_the_model(facts: RunFacts) -> Html:
-    """The network, parameter by parameter."""
+    """The network layer by layer, and what a site is sent of each; then parameter by parameter."""
     found = facts.result.get("coverage")
+    layers = facts.result.get("network") or ()
     if isinstance(found, dict):
-        return _coverage(found)
+        return joined((_said_of(found), network(layers, _in_disguise(found)), _coverage(found)))
     subjects = {claim["subject"] for claim in facts.guarantee.get("claims", ())}
     if "sealed model" in subjects:
         text = "All of it: a site is sent words that are uniform to it, and knows the architecture alone."
-    elif any(leak["ledger_line"] == 0 for leak in facts.guarantee.get("leaks", ())):
+        if any(layer["frozen"] for layer in layers):
+            text = "What learns: a site is sent words that are uniform to it. Frozen layers it has as they are."
+        return joined((el("p", text), network(layers, _sealed)))
+    if any(leak["ledger_line"] == 0 for leak in facts.guarantee.get("leaks", ())):
         text = "Nothing: every site is sent the model as it is."
-    else:
+        return joined((el("p", text), network(layers, lambda _: "clear")))
+    return Html()
+
+
+def network(layers: Sequence[Mapping[str, Any]], sent: Callable[[Mapping[str, Any]], Sent]) -> Html:
+    """The graph of the network as a list that flows: boxes in the order of computing, and where several meet."""
+    if not layers:
         return Html()
+    shown = layers[:_MOST_LAYERS]
+    boxes, before = [], ""
+    kinds: dict[Sent, None] = {}
+    for layer in shown:
+        is_join = not layer["elements"]
+        how: Sent = "join" if is_join else sent(layer)
+        kinds.setdefault(how)
+        inputs = [str(one) for one in layer["inputs"]]
+        comes = f"from {' and '.join(inputs)}" if inputs and inputs != [before] else ""
+        size = "" if is_join else f"{layer['elements']:,} numbers"
+        said = el("span", f" {_SENT[how]}", class_="unseen") if not is_join else None
+        boxes.append(
+            el(
+                "li",
+                el("strong", str(layer["kind"])),
+                said,
+                el("span", " · ".join(one for one in (str(layer["name"]), size) if one), class_="what"),
+                el("span", comes, class_="what") if comes else None,
+                class_=f"layer {how}",
+            )
+        )
+        before = str(layer["name"])
+    more = f" (the first {_MOST_LAYERS} of {len(layers)} layers)" if len(layers) > _MOST_LAYERS else ""
+    key = [
+        el("li", el("span", class_=f"swatch {how}", aria_hidden="true"), _SENT[how]) for how in kinds if how != "join"
+    ]
+    title = f"The network, as a site is sent it{more}"
+    graph = el("ol", boxes, class_="net", aria_label=title)
+    return el("figure", el("ul", key, class_="key"), graph, el("figcaption", title), class_="card")
+
+
+def _sealed(layer: Mapping[str, Any]) -> Sent:
+    return "clear" if layer["frozen"] == layer["elements"] else "partly" if layer["frozen"] else "sealed"
+
+
+def _in_disguise(found: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Sent]:
+    """By the parameters whose names begin with the layer's."""
+
+    def sent(layer: Mapping[str, Any]) -> Sent:
+        name = str(layer["name"]).partition(" (call ")[0]
+        own = [row for row in found["rows"] if row["name"] == name or row["name"].startswith(f"{name}.")]
+        scaled, whole = sum(row["scaled"] for row in own), sum(row["elements"] for row in own)
+        return "clear" if not scaled else "disguised" if scaled == whole else "partly"
+
+    return sent
+
+
+def _said_of(found: Mapping[str, Any]) -> Html:
+    clear = 100 * float(found["fraction_clear"])
+    text = (
+        f"{found['parameters']:,} parameters, {clear:.3g} % of them in the clear; {found['scale_factors']:,} secret "
+        f"factors; {found['movable_channels']:,} of {found['hidden_channels']:,} channels change places "
+        "every round. This is a disguise: a site that tries undoes it (ledger, lines 1 and 15)."
+    )
     return el("p", text)
 
 
@@ -57,12 +109,6 @@ def _coverage(found: dict[str, Any]) -> Html:
     drawn = [Bar(f"{row['name']} ({row['kind']})", _parts(row), f"{row['elements']:,}") for row in rows[:_MOST_ROWS]]
     left_out = f" (the first {_MOST_ROWS} of {len(rows)})" if len(rows) > _MOST_ROWS else ""
     title = f"Parameters by what a site is sent of them; figures are numbers of elements{left_out}"
-    clear = 100 * float(found["fraction_clear"])
-    text = (
-        f"{found['parameters']:,} parameters, {clear:.3g} % of them in the clear; {found['scale_factors']:,} secret "
-        f"factors; {found['movable_channels']:,} of {found['hidden_channels']:,} channels change places "
-        "every round. This is a disguise: a site that tries undoes it (ledger, lines 1 and 15)."
-    )
     head = ("parameter", "kind", "shape", "scaled", "may move", "clear", "remark")
     lines = [
         (row["name"], row["kind"], " x ".join(map(str, row["shape"])), f"{row['scaled']:,}", f"{row['movable']:,}",
@@ -70,8 +116,7 @@ def _coverage(found: dict[str, Any]) -> Html:
         for row in rows
     ]  # fmt: skip
     listed = table(head, lines, caption="All parameters, by elements", numeric=(3, 4, 5))
-    picture = el("div", bars(title, drawn), class_="card")
-    return joined((el("p", text), picture, el("details", el("summary", "All parameters"), listed)))
+    return folded("Every parameter", el("div", bars(title, drawn), class_="card"), listed)
 
 
 def _parts(row: dict[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bilateral.audit.verdict import OWN, ClaimVerdict
-from bilateral.engine.kind import HETERO
+from bilateral.engine.kind import HETERO, SERVING
 from bilateral.protections.ladder import rung_of
 from bilateral.report.run_page.facts import RunFacts
 
@@ -40,7 +40,14 @@ def answers(facts: RunFacts) -> tuple[Answer, ...]:
     """Of a run, with the audit of its very plan if there is one."""
     audited = facts.audit is not None and not facts.audit_note
     verdicts = facts.audit.verdicts if facts.audit is not None and audited else ()
-    return answers_to(facts.kind, facts.guarantee, facts.privacy, facts.settings, verdicts, "This run was not audited.")
+    return answers_to(
+        facts.kind,
+        facts.guarantee,
+        facts.privacy,
+        facts.settings,
+        verdicts,
+        "" if facts.kind == SERVING else "This run was not audited.",
+    )
 
 
 def answers_to(
@@ -55,6 +62,8 @@ def answers_to(
     asked = _Guarantee(guarantee, privacy, verdicts, unaudited)
     if kind == HETERO:
         return tuple(_of_sharing(asked))
+    if kind == SERVING:
+        return tuple(_of_serving(asked))
     return (_model(asked), _records(asked), _presence(asked), _together(settings, asked))
 
 
@@ -208,6 +217,8 @@ def _of_sharing(asked: _Guarantee) -> Iterator[Answer]:
     claim = asked.claim("shared prediction, answering party") or asked.claim("shared prediction, server")
     if claim is not None:
         yield asked.answer(question, claim, "no, it works on shares", f"Hidden: {claim['what']}.")
+    else:
+        yield Answer(question, "admitted", "yes, as it is", "Answers in the clear are for speed, not for privacy.")
     question = "Can a site see what one other site answers?"
     claim = asked.claim("single answers")
     if claim is not None:
@@ -217,5 +228,42 @@ def _of_sharing(asked: _Guarantee) -> Iterator[Answer]:
         yield Answer(question, "admitted", "partly", text)
     text = "It may ask often, and learn what the others compute together from the answers (ledger, line 14)."
     yield Answer("Can a site copy the others' models?", "admitted", "together, by asking much", text)
+    text = (
+        "Queries are made of its owner's samples, and answers come from networks that were trained on others'. No "
+        "noise bounds what they tell."
+    )
+    yield Answer("Can somebody tell that a person took part?", "admitted", "not prevented", text)
+    if claim is not None:
+        text = "The site that asks, the one that answers and the server: any two of them that tell each other all."
+        yield Answer("Who must not work together?", "admitted", "any two of three", text, claim["assumption"])
     text = "Networks' shapes, who asks whom and how often, are open to all (ledger, line 13)."
     yield Answer("What does everybody see?", "admitted", "shapes and counts", text)
+
+
+def _of_serving(asked: _Guarantee) -> Iterator[Answer]:
+    """Clients that ask a model which they do not have."""
+    question = "Can the server see what a client asks?"
+    claim = asked.claim("sealed batch")
+    if claim is not None:
+        yield asked.answer(question, claim, "no, it sees random numbers", f"Hidden: {claim['what']}.")
+    else:
+        yield Answer(question, "open", "nothing is claimed", "This service says nothing about questions.")
+    question = "Can a client see the model?"
+    claim = asked.claim("sealed model")
+    if claim is not None:
+        yield asked.answer(question, claim, "it learns answers", f"Hidden: {claim['what']}.")
+    else:
+        yield Answer(question, "open", "nothing is claimed", "This service says nothing about the model.")
+    copies = [leak["what"] for leak in asked.leaks((14,))]
+    if copies:
+        text = f"{'. '.join(one[:1].upper() + one[1:] for one in copies)}."
+        yield Answer("Can a client copy the model?", "admitted", "slowly: by asking much", text)
+    pairs = asked.pairs()
+    if pairs:
+        said = "; ".join(f"{leak['whom']}: {leak['what'].split(',')[0]}" for leak in pairs)
+        text = f"{said[:1].upper()}{said[1:]}."
+        yield Answer("Who must not work together?", "admitted", "the dealer, and either side", text)
+    copied = [leak for leak in asked.leaks((17,)) if "kits" in leak["whom"]]
+    if copied:
+        text = f"{copied[0]['what'][:1].upper()}{copied[0]['what'][1:]}."
+        yield Answer("What if the kits were copied?", "admitted", "questions are open then", text)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bilateral.engine.kind import ROUNDS
-from bilateral.report.html import Child, Html, el, table
+from bilateral.report.html import Child, Html, table
 from bilateral.report.run_page.facts import RunFacts
+from bilateral.report.run_page.tags import no
 
 _HEAD = ("", "a site's records", "one site's upload", "the sum of a round", "the model")
 
@@ -18,19 +19,15 @@ def who_sees_what(facts: RunFacts) -> Html:
     sealed = "sealed model" in subjects
     disguised = any(line in (1, 15) and whom.startswith("clients") for line, whom in lines)
     noisy = "differential privacy" in subjects
-    model: Child = _no() if sealed else "in disguise" if disguised else "yes"
-    sums = _no() if sealed else "from one model to the next"
-    one = _no() if "single uploads" in subjects else "yes"
-    of_server = _no() if "single uploads" in subjects else "not sent; may be read from uploads"
+    model: Child = no() if sealed else "in disguise" if disguised else "yes"
+    sums = no() if sealed else "from one model to the next"
+    one = no() if "single uploads" in subjects else "yes"
+    of_server = no() if "single uploads" in subjects else "not sent; may be read from uploads"
     rows: list[tuple[Child, ...]] = [
         ("the site itself", "its own", "its own", sums, model),
-        ("other sites", _no(), _no(), sums, model),
+        ("other sites", no(), no(), sums, model),
         ("server", of_server, one, "yes, with noise" if noisy else "yes", "yes, it is the server's"),
     ]
     if sealed:
-        rows.append(("dealer", _no(), _no(), _no(), _no()))
+        rows.append(("dealer", no(), no(), no(), no()))
     return table(_HEAD, rows, caption="Parties that follow the protocol and do not work together")
-
-
-def _no() -> Html:
-    return el("span", "no", class_="tag ok")

@@ -10,6 +10,7 @@ from bilateral.learning.hetero.answers import Answers
 from bilateral.runs.hetero.parties import answerers_of
 from bilateral.runs.hetero.plan import HeteroPlan
 from bilateral.runs.hetero.record import HeteroRecord
+from bilateral.runs.hetero.secure_answers import SecureAnswers
 from bilateral.runs.hetero.staged_client import Measure, StagedClient
 from bilateral.runs.hetero.state import ClientState
 from bilateral.runs.hetero.steps import waits_for_retraining
@@ -62,6 +63,9 @@ class ClientsHere:
             measure = self._members[name].retrain(iteration)
             self._offered.discard(name)
             yield name, measure
+
+    def bytes_sent(self) -> int:
+        return self._answers.traffic.total_bytes() if isinstance(self._answers, SecureAnswers) else 0
 
     def state_tensors(self) -> dict[str, Tensor]:
         tensors = {

@@ -83,6 +83,11 @@ def make_client(plan: HeteroPlan, name: str, data: Split, num_classes: int) -> H
     """One client, from its own samples. Its initial weights are its own too, drawn from the seed and its name."""
     if name not in plan.clients.names:
         raise PlanError(f"{name!r} is no client of this run; they are {', '.join(plan.clients.names)}.")
+    if data.form is not None:
+        raise DataError(
+            f"The samples have several inputs, {data.form}; different networks answer each other about one.",
+            remedy="Give one tensor a sample.",
+        )
     architecture = plan.clients.architecture(name)
     randomness = SeededRandomness(plan.seed, "hetero", name)
     model = build_model(

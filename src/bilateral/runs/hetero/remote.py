@@ -127,6 +127,9 @@ class ClientsAtSites:
     def retrain(self, names: Sequence[str], iteration: int) -> Iterator[tuple[str, Measure]]:
         return self._measures(Retrain(iteration), names, iteration, f"retraining, iteration {iteration}")
 
+    def bytes_sent(self) -> int:
+        return self.traffic.total_bytes()
+
     def state_tensors(self) -> dict[str, Tensor]:
         return {}
 

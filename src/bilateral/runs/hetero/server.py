@@ -60,6 +60,10 @@ class Clients(Protocol):
 
     def retrain(self, names: Sequence[str], iteration: int) -> Iterator[tuple[str, Measure]]: ...
 
+    def bytes_sent(self) -> int:
+        """By all parties of secret-shared prediction, in this term."""
+        ...
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Of clients that keep nothing themselves."""
         ...
@@ -149,10 +153,11 @@ class HeteroServer:
             self._ready_for = iteration
         waiting = self.record.at_stage(self.record.sites[name].stage)
         following = [other for other in waiting if other != name]
+        before = self._clients.bytes_sent()
         self._clients.ask(name, iteration, following, self._note_answered)
         self.record.advance(name)
         self._keep()
-        self._tell_done(name, started)
+        self._tell_done(name, started, self._clients.bytes_sent() - before)
 
     def _note_answered(self, share: float) -> None:
         self.record.answered += share
@@ -161,9 +166,9 @@ class HeteroServer:
         else:
             self._around.note()
 
-    def _tell_done(self, name: str, started: float) -> None:
+    def _tell_done(self, name: str, started: float, num_bytes: int = 0) -> None:
         seconds = round(time.perf_counter() - started, 4)
-        self._around.tell(StageDone(self.record.stages_done, seconds, (name,)))
+        self._around.tell(StageDone(self.record.stages_done, seconds, (name,), round(num_bytes / 1e6, 6)))
 
     def _keep(self) -> None:
         now = time.perf_counter()

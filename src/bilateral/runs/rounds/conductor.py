@@ -224,6 +224,7 @@ class _Enrolment:
             problem.class_names,
             problem.columns,
             problem.input_dtype,
+            problem.schema.inputs,
             torch.tensor(blueprint.term_scales, dtype=torch.float64),
         )
         briefing = encode(facts)

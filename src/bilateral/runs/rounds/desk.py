@@ -202,6 +202,8 @@ def _problem(briefing: Briefing, share: Share | None, plan: RunPlan, objective: 
         briefing.class_names,
         briefing.columns,
         term_scales=tuple(briefing.term_scales.tolist()),
+        form=None if share is None else share.form,
+        told_inputs=briefing.inputs,
     )
 
 

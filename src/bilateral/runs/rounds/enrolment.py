@@ -29,6 +29,7 @@ class SiteCard(Message):
 class Briefing(Message):
     """The facts of a term, the same for all sites. Sample counts are 0 where they were not told.
 
+    `inputs`: what they are, in words, where a sample has several (`InputForm`).
     `term_scales`: how sound noise is divided between the terms (float64; empty without it).
     """
 
@@ -45,4 +46,5 @@ class Briefing(Message):
     class_names: tuple[str, ...]
     columns: tuple[str, ...]
     input_dtype: str
+    inputs: str
     term_scales: Tensor

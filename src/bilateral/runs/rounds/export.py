@@ -70,6 +70,11 @@ def export_run(
     command = ("bilateral", "export", str(run_directory), "--output", str(target))
     trained = trained_network(run_directory, command, data_dir=data_dir, model=model, data=data, loss=loss)
     plan, view, network, graph = trained.plan, trained.view, trained.network, trained.graph
+    if view.problem.form is not None and target.suffix != ".safetensors":
+        raise PlanError(
+            f"A model of several inputs, {view.problem.form}, is not written as {target.suffix}.",
+            remedy="Choose an --output that ends in .safetensors, and export that module with torch.",
+        )
     if graph is not None:
         check_export(network, graph, view.problem.examples)
         chosen = plan.perturbation
@@ -177,6 +182,7 @@ def _card(plan: RunPlan, problem: Problem, metrics: dict[str, float]) -> ExportC
         problem.loss,
         problem.class_names,
         metrics,
+        () if problem.form is None else problem.form.parts,
     )
 
 
@@ -248,7 +254,8 @@ def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
     except ValueError as error:
         raise CheckpointError(f"{path} is not an exported model: {error}.", remedy="Export the run again.") from error
     check_named_by_user(path, "model", card.model, builder)
-    shapes: dict[str, Any] = {"input_shape": card.input_shape, "num_outputs": card.num_outputs}
+    shape = card.input_shape if card.form is None else card.form.shapes
+    shapes: dict[str, Any] = {"input_shape": shape, "num_outputs": card.num_outputs}
     dtype = getattr(torch, card.dtype)
     try:
         if not is_own_code(card.model):
@@ -256,6 +263,8 @@ def load_exported(path: str | Path, *, builder: str | None = None) -> Exported:
         model = build_model(card.model, **shapes, **card.model_options).to(dtype)
         _check_fit(model, file.tensors)
         model.load_state_dict(file.tensors)
+        if card.form is not None:
+            card.form.attach(model)
     except (ValueError, TypeError, RuntimeError, ModelError) as error:
         raise CheckpointError(
             f"{path} does not fit its own architecture: {str(error)[:1000]}", remedy="Export the run again."

@@ -88,10 +88,10 @@ def given_federation(
     return replace(federation, network=network_of(model)) if model is not None else federation
 
 
-def network_of(model: Network) -> Callable[[tuple[int, ...], int], nn.Module]:
+def network_of(model: Network) -> Callable[[Any, int], nn.Module]:
     """How the run gets its model: a copy of a module, or what a function returns."""
 
-    def build(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    def build(input_shape: Any, num_outputs: int) -> nn.Module:
         if isinstance(model, nn.Module):
             return copy.deepcopy(model)
         known = {"input_shape": input_shape, "num_outputs": num_outputs}
@@ -109,15 +109,26 @@ def _split_of(given: Any, task: Task, what: str) -> Split:
     if is_mapped(given):
         return LazySplit(MappedSamples(given, task, what))
     if isinstance(given, Split):
-        return given
+        return _paired(given, what)
     if isinstance(given, tuple | list) and len(given) == 2:
-        return Split(*given)
+        return _paired(Split(*given), what)
     raise DataError(
         f"Expected {what} to be a map-style torch Dataset, a bilateral.Dataset, a Split or (inputs, targets), got "
         f"{described(given)}.",
         remedy="A torch Dataset has `__len__` and `__getitem__`, and `dataset[0]` is (input, target). Give the "
         "dataset, not a DataLoader: batches are the plan's.",
     )
+
+
+def _paired(split: Split, what: str) -> Split:
+    """Before a part of it is held out: what is beyond the shorter of the two has no pair."""
+    inputs, targets = split.inputs, split.targets
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor) and len(inputs) != len(targets):
+        raise DataError(
+            f"Expected a target for each of the {len(inputs)} inputs of {what}, got {len(targets)}.",
+            remedy="Give both for the same samples, in the same order.",
+        )
+    return split
 
 
 def _held_out(split: Split, name: str, plan: RunPlan) -> tuple[Split, Split]:
@@ -132,7 +143,8 @@ def _held_out(split: Split, name: str, plan: RunPlan) -> tuple[Split, Split]:
 
 def _together(tests: list[Split]) -> Split:
     """All that are like the first; a site whose data are not is refused when it is compared."""
-    tests = [part for part in tests if part.sample_shape == tests[0].sample_shape]
+    first = tests[0]
+    tests = [part for part in tests if (part.sample_shape, part.form) == (first.sample_shape, first.form)]
     if all(isinstance(part, LazySplit) for part in tests):
         samples = [part.samples for part in tests if isinstance(part, LazySplit)]
         chosen, offset = [], 0
@@ -141,7 +153,8 @@ def _together(tests: list[Split]) -> Split:
             offset += len(own.source)
         whole: ConcatDataset[Any] = ConcatDataset([own.source for own in samples])
         return LazySplit(MappedSamples(whole, samples[0].task, "the test data", chosen=torch.cat(chosen)))
-    return Split(torch.cat([part.inputs for part in tests]), torch.cat([part.targets for part in tests]))
+    inputs, targets = (torch.cat([getattr(part, name) for part in tests]) for name in ("inputs", "targets"))
+    return Split(inputs, targets, form=first.form)
 
 
 def _task_of(given: Any, plan: RunPlan) -> Task:
@@ -179,7 +192,10 @@ def _num_outputs(first: Any, task: Task, trains: Mapping[str, Split], model: Net
         return len(classes)
     if isinstance(model, nn.Module):
         with torch.no_grad():
-            outputs = copy.deepcopy(model).eval()(split.examples(2))
+            tried = copy.deepcopy(model).eval()
+            if split.form is not None:
+                split.form.attach(tried)
+            outputs = tried(split.examples(2))
         if isinstance(outputs, Tensor) and outputs.dim() >= 2:
             return int(outputs.shape[1])
     known = [part.known_targets for part in trains.values()]

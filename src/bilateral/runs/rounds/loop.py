@@ -26,6 +26,7 @@ from bilateral.engine.events import (
     RecoveryChecked,
     RoundDone,
     RoundFailed,
+    SiteTold,
 )
 from bilateral.engine.plan import RunPlan
 from bilateral.engine.run_directory import RunDirectory
@@ -37,11 +38,13 @@ from bilateral.learning.evaluation import Measured, Predict, measure
 from bilateral.learning.exchange import Exchange
 from bilateral.learning.training import Training, predict_with, relative_difference
 from bilateral.models.coverage import Coverage, coverage
+from bilateral.models.drawing import drawn_layers
 from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.objective import Objective
 from bilateral.protocols.perturb.recovery_trial import RecoveryReport
+from bilateral.protocols.site_reports import MetricsRequest, metrics_in
 from bilateral.runs.rounds.best import BestModel
-from bilateral.runs.rounds.result import FailedRound, RoundReport, RunResult, yardstick_of
+from bilateral.runs.rounds.result import OF_SITE, FailedRound, RoundReport, RunResult, told_by_sites, yardstick_of
 from bilateral.runs.rounds.seen_by_clients import seen_by_clients
 
 MAX_FAILED_IN_A_ROW = 10
@@ -156,7 +159,10 @@ class RoundLoop:
     def do(self, step: int) -> None:
         """One round; the model is measured as often as the plan says, and after the last."""
         try:
-            self._advance(step)
+            asks = self._asks_sites(step)
+            contributors = self._advance(step)
+            if asks and contributors:
+                self._ask_sites(step, contributors)
             self._next_round += 1
             self._difference = self._compare()
             if self._is_last or self._next_round % self.plan.training.evaluate_every == 0:
@@ -211,7 +217,29 @@ class RoundLoop:
     def _trainings(self) -> list[Training]:
         return [lane.training for lane in (self.main, self.reference) if lane is not None]
 
-    def _advance(self, round_index: int) -> None:
+    def _asks_sites(self, round_index: int) -> bool:
+        """Whether sites measure the model of this round, and tell."""
+        shared = self.plan.evaluation.shares_site_metrics and round_index % self.plan.training.evaluate_every == 0
+        return shared and not self.main.training.is_to_count
+
+    def _ask_sites(self, round_index: int, names: Sequence[str]) -> None:
+        """Put what sites tell of the model after so many rounds beside what was measured of it here."""
+        request = MetricsRequest(round_index)
+        replies = self.main.exchange(round_index, dict.fromkeys(names, (request,)))
+        row: dict[str, Any] = next((row for row in reversed(self._rows) if row["round"] == round_index), {})
+        for name, reply in replies.items():
+            try:
+                told = metrics_in(reply, name, round_index, self.plan.evaluation.told_metrics)
+            except BilateralError as error:
+                self.main.training.aggregation.incidents.append(Incident(round_index, name, str(error)))
+                continue
+            row.update({f"{metric}{OF_SITE}{name}": value for metric, value in told.items()})
+            self.tell(SiteTold(name, round_index, told))
+        self._tell_incidents()
+        self._write_metrics()
+
+    def _advance(self, round_index: int) -> tuple[str, ...]:
+        """Whose uploads are in the round; nobody's in one that failed."""
         invited = invited_clients(self.names, self.plan.federation.participation, self.plan.seed, round_index)
         if self.main.training.is_to_count:
             invited = tuple(self.names)
@@ -223,7 +251,7 @@ class RoundLoop:
         except ThresholdError as error:
             self._tell_incidents()
             self._fail(round_index, error)
-            return
+            return ()
         self.on_contributors(contributors)
         self._tell_incidents()
         self.tell(
@@ -238,6 +266,7 @@ class RoundLoop:
         )
         if self.reference is not None:  # FedSGD over the same clients
             self.reference.training.advance(round_index, contributors, self.reference.exchange)
+        return contributors
 
     def _fail(self, round_index: int, error: ThresholdError) -> None:
         """A round without enough clients is no disaster: the model is untouched. Many in a row are."""
@@ -348,7 +377,9 @@ class RoundLoop:
             best_round=self._best.round_index,
             per_class=measured.per_class(self.class_names),
             per_site=measured.per_site() if self.plan.evaluation.metrics else {},
+            told_by_sites=told_by_sites(self._rows),
             warnings=tuple(self._warnings(measured)),
+            network=drawn_layers(main.model),
             coverage=self._coverage(),
         )
 

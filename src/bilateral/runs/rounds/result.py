@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from bilateral.engine.transcript import Transcript
 from bilateral.learning.aggregation import Incident
 from bilateral.learning.evaluation import main_metric
 from bilateral.models.coverage import Coverage
+from bilateral.models.drawing import DrawnLayer
 from bilateral.protections.registry import LOCAL_STEPS, spoken
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.noise.privacy_report import PrivacyReport
@@ -20,11 +22,25 @@ from bilateral.protocols.perturb.recovery_trial import RecoveryReport
 from bilateral.runs.rounds.seen_by_clients import SeenByClients
 
 FEDSGD: Final = "FedSGD"
+OF_SITE: Final = " told by "
+"""Between a metric and the site that told it, in the rows of a run."""
 
 
 def yardstick_of(plan: RunPlan) -> str:
     """What a run without any protection is called: FedSGD, or with local steps what spends as few rounds."""
     return spoken(LOCAL_STEPS) if plan.training.takes_local_steps else FEDSGD
+
+
+def told_by_sites(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """What each site told last of a model, from the rows of a run."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        told = [(*key.split(OF_SITE, 1), value) for key, value in row.items() if OF_SITE in key]
+        for _, site, _ in told:
+            found[site] = {"round": row["round"]}
+        for metric, site, value in told:
+            found[site][metric] = value
+    return found
 
 
 @dataclass(frozen=True)
@@ -100,6 +116,8 @@ class RunResult:
     finished: bool
     recovery: RecoveryReport | None = None
     """How far a recovered gradient was from plain autograd's when that was tried before the first round."""
+    network: tuple[DrawnLayer, ...] = ()
+    """Its layers in the order in which they compute."""
     coverage: Coverage | None = None
     """What perturbation hid of the model, parameter by parameter; None with any other protection."""
     best_round: int | None = None
@@ -109,6 +127,8 @@ class RunResult:
     per_site: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of each site's samples in the server's test data, where these say whose they are."""
     warnings: tuple[str, ...] = ()
+    told_by_sites: dict[str, dict[str, float]] = field(default_factory=dict)
+    """With `evaluation.site_metrics = "share"`: what each site told last, and of the model after how many rounds."""
 
     def as_dict(self) -> dict[str, Any]:
         metric, value = main_metric(self.metrics)
@@ -119,6 +139,7 @@ class RunResult:
             "best_round": self.best_round,
             "per_class": self.per_class,
             "per_site": self.per_site,
+            "told_by_sites": self.told_by_sites,
             "warnings": list(self.warnings),
             "metrics_of_fedavg": self.metrics_of_fedavg,
             "yardstick": yardstick_of(self.plan),
@@ -128,6 +149,7 @@ class RunResult:
             "megabytes_up": round(self.transcript.bytes_up / 1e6, 6),
             "megabytes_down": round(self.transcript.bytes_down / 1e6, 6),
             "traffic": self.transcript.traffic_rows(),
+            "network": [layer.as_dict() for layer in self.network],
             "coverage": self.coverage.as_dict() if self.coverage else None,
             "recovery_error": self.recovery.error if self.recovery else None,
             "difference_to_fedavg": self.difference_to_fedavg,

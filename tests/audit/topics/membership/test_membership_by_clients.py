@@ -36,7 +36,7 @@ def test_an_adaptive_client_is_as_strong_against_perturbation_as_against_fedavg(
 
 
 def test_its_positive_control_passes_the_gates(perturbed):
-    for attack in ("loss threshold", "LiRA offline", "LiRA online"):
+    for attack in ("loss threshold", "LiRA offline", "LiRA online", "RMIA offline"):
         evidence = perturbed[f"membership by {attack}", True]
         assert all(gate.passed_by(evidence.positive.of(gate.metric)) for gate in evidence.gates), attack
 

@@ -39,7 +39,7 @@ def test_under_ring_masks_the_server_cannot_tell_whose_a_sample_is(masked):
         return {key: judge(e) for key, e in rows.items() if key[0] == "single uploads"}
 
     each_holds(on_uploads)
-    assert len(on_uploads(0)) == 4
+    assert len(on_uploads(0)) == 6
     for (tests, _, adaptive), evidence in masked.items():
         if tests == "single uploads" and adaptive:
             assert evidence.target.of(AUC).mean == pytest.approx(0.5, abs=0.005)  # rounding orders equal scores
@@ -63,7 +63,7 @@ def test_the_weights_in_the_sum_tell_clients_of_different_sizes_apart():
     assert judge(evidence).verdict == "broken"
     assert evidence.target.of(AUC).mean > 0.95
     uploads = [e for (tests, attack, _), e in found.items() if tests == "single uploads" and "from the sum" in attack]
-    assert len(uploads) == 2  # who does not know the sizes cannot say whose weight is whose
+    assert len(uploads) == 3  # who does not know the sizes cannot say whose weight is whose
     assert not any(e.adaptive or judge(e).verdict == "broken" for e in uploads)
 
 
@@ -85,7 +85,7 @@ def test_the_question_of_published_cross_entropy_names_the_samples_of_a_batch():
 def test_bare_uploads_are_broken(settings, line):
     found = played(**settings)
     assert {tests for tests, _, _ in found} == {line}
-    for attack in ("likelihood ratio", "decomposition"):
+    for attack in ("likelihood ratio", "pairwise likelihood ratio", "decomposition"):
         assert judge(found[line, f"source of a sample by {attack}", True]).verdict == "broken"
 
 

@@ -135,25 +135,26 @@ class LastSum(nn.Module):
         return y + y
 
 
-def ones(net):
+def filled(net, number=32.0):
+    """All weights the same, and no biases."""
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.fill_(1.0 if parameter.dim() > 1 else 0.0)
+            parameter.fill_(number if parameter.dim() > 1 else 0.0)
     return net.double()
 
 
 BEYOND = {
-    "a ReLU": (ones(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2))), (4,), "logits"),
-    "a LeakyReLU": (ones(nn.Sequential(nn.Linear(4, 2), nn.LeakyReLU(), nn.Linear(2, 2))), (4,), "logits"),
+    "a ReLU": (filled(nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 2))), (4,), "logits"),
+    "a LeakyReLU": (filled(nn.Sequential(nn.Linear(4, 2), nn.LeakyReLU(), nn.Linear(2, 2))), (4,), "logits"),
     "a maximum": (
-        ones(nn.Sequential(nn.Conv2d(1, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2))),
+        filled(nn.Sequential(nn.Conv2d(1, 1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1, 2))),
         (1, 3, 3),
         "logits",
     ),
-    "a sum": (ones(Sum()), (1,), "logits"),
-    "a hidden layer": (ones(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))), (4,), "logits"),
-    "the choice of a class of sums": (ones(LastSum()), (1,), "class"),
-    "the choice of a class": (ones(nn.Sequential(nn.Linear(4, 2))), (4,), "class"),
+    "a sum": (filled(Sum()), (1,), "logits"),
+    "a hidden layer": (filled(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))), (4,), "logits"),
+    "the choice of a class of sums": (filled(LastSum()), (1,), "class"),
+    "the choice of a class": (filled(nn.Sequential(nn.Linear(4, 2))), (4,), "class"),
 }
 
 
@@ -172,7 +173,7 @@ def test_a_number_that_leaves_its_range_ends_in_an_error_on_both_sides(gate, sig
 
 
 def test_a_large_logit_is_right_since_nothing_compares_it():
-    net = ones(nn.Sequential(nn.Linear(4, 2)))
+    net = filled(nn.Sequential(nn.Linear(4, 2)), 1.0)
     inputs = torch.full((1, 4), 1020.0, dtype=torch.float64)
     assert float((asked(net, samples(4, 4), 1).run(inputs) - 4080.0).abs().max()) < 2.0**-19
 

@@ -63,7 +63,8 @@ class Step:
 
     def without_limits(self):
         shape = self.terms.shape_of_step
-        return replace(self, limits=dict.fromkeys((label for label, _ in (*shape.watched, *shape.norms)), ROOM))
+        labels = [*(label for label, _ in shape.watched), *(norm.label for norm in shape.norms)]
+        return replace(self, limits=dict.fromkeys(labels, ROOM))
 
     def with_weights_times(self, size):
         layers = (PrivateLayer((layer.weight * size).long(), (layer.bias * size).long()) for layer in self.layers)
@@ -224,7 +225,7 @@ def by_gates(walk, *values, number=0, shares=None, limits=None):
 
 def kept_by_dropout(step, index, shape, threshold):
     """Ones and zeros that both parties draw from the seed that they share."""
-    stream = Stream(seed_of_step(step.terms, step.seeds[1]), "dropout", index, step.terms.batch_size)
+    stream = Stream.of(seed_of_step(step.terms, step.seeds[1]), "dropout", index, step.terms.batch_size)
     return ((stream.words(*shape) & 0xFFFFF) >= threshold).double()
 
 

@@ -20,10 +20,11 @@ from bilateral.protocols.share.training.loss import (
     num_factors,
     softmax,
 )
+from bilateral.protocols.share.training.tape import LARGEST
 from bilateral.protocols.share.training.terms import MOST_CLASSES, StepTerms
 
 ERROR = 2.0**-12
-END = 2048 - 2.0**-10
+END = LARGEST - 2.0**-10
 
 
 def encoded(values, bits=20):
@@ -40,21 +41,21 @@ def softmax_error(outputs):
 def adversarial(classes):
     """Rows of outputs: equal, close, one ahead, all far behind, at both ends of the range, and spread out."""
     rows = [
-        torch.zeros(classes),
-        torch.full((classes,), END),
-        torch.full((classes,), -END),
-        torch.full((classes,), 1 / 3),
-        torch.arange(classes) * 2.0**-20,
+        torch.zeros(classes, dtype=torch.float64),
+        torch.full((classes,), END, dtype=torch.float64),
+        torch.full((classes,), -END, dtype=torch.float64),
+        torch.full((classes,), 1 / 3, dtype=torch.float64),
+        torch.arange(classes, dtype=torch.float64) * 2.0**-20,
     ]
     for gap in (2.0**-20, 0.5, 1.0, 3.0, 8.0, 15.9, 16.0, 16.1, 40.0, 2 * END):
         for winner in (0, classes - 1):
-            row = torch.full((classes,), END - gap)
+            row = torch.full((classes,), END - gap, dtype=torch.float64)
             row[winner] = END
             rows.append(row)
-        row = torch.full((classes,), END)
+        row = torch.full((classes,), END, dtype=torch.float64)
         row[0] = END - gap
         rows.append(row)
-    ends = torch.full((classes,), -END)
+    ends = torch.full((classes,), -END, dtype=torch.float64)
     ends[::2] = END
     random = generator(1)
     spread = torch.randn(40, classes, generator=random) * torch.tensor([0.1, 1, 5, 20]).repeat(10)[:, None]

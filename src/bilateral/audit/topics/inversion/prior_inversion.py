@@ -203,5 +203,5 @@ EXPERIMENT = Experiment(
     (*ON_UPLOADS, 12),
     applies_to_uploads,
     _run,
-    40.0,
+    45.0,
 )

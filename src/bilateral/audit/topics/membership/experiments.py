@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from bilateral.audit.experiment import Experiment
-from bilateral.audit.topics.membership import membership_by_clients, membership_by_server
+from bilateral.audit.topics.membership import canaries_in_sums, membership_by_clients, membership_by_server
 
 EXPERIMENTS: Final[tuple[Experiment, ...]] = (
     membership_by_server.EXPERIMENT,
+    canaries_in_sums.EXPERIMENT,
     membership_by_clients.EXPERIMENT,
 )

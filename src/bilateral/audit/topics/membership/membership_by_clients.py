@@ -34,6 +34,7 @@ from bilateral.audit.topics.membership.attacks.membership import (
     loss_threshold,
     read_model,
 )
+from bilateral.audit.topics.membership.attacks.rmia import rmia_scores
 from bilateral.audit.topics.membership.membership_game import NUM_NULL_SPLITS, Dealt, Game, make_game, public_facts
 from bilateral.engine.plan import RunPlan
 from bilateral.protocols.guarantee import Guarantee
@@ -92,7 +93,8 @@ def _train_shadows(game: Game, context: Context) -> Shadows:
     def tell(number: int) -> None:
         context.on_progress(0.02 + 0.18 * number / effort.shadows, "membership by clients: shadow models")
 
-    return train_shadows(public_facts(game), game.for_shadows, game.pool, inside, randomness, tell)
+    unseen = game.known.strangers
+    return train_shadows(public_facts(game), game.for_shadows, game.pool, inside, randomness, tell, unseen)
 
 
 def _attacks(game: Game, shadows: Shadows) -> list[_Attack]:
@@ -102,12 +104,17 @@ def _attacks(game: Game, shadows: Shadows) -> list[_Attack]:
     def threshold(reading: ModelReading, _: Randomness) -> Tensor:
         return loss_threshold(reading, game.pool)
 
+    def pairwise(reading: ModelReading, draws: Randomness) -> Tensor:
+        unseen, are_classes = loss_threshold(reading, game.known.strangers), not game.pool.targets.is_floating_point()
+        return rmia_scores(threshold(reading, draws), shadows, unseen, are_classes=are_classes)
+
     depths = ((1, "last layer"), (2, "last two layers"), (3, "last three layers"))
     return [
         _Attack("loss threshold", GATE, threshold),
         *(_Attack(f"attack network, {words}", GATE, network(depth)) for depth, words in depths),
         _Attack("LiRA offline", LIRA_GATES, lambda r, d: offline_scores(threshold(r, d), shadows)),
         _Attack("LiRA online", LIRA_GATES, lambda r, d: online_scores(threshold(r, d), shadows)),
+        _Attack("RMIA offline", LIRA_GATES, pairwise),
     ]
 
 

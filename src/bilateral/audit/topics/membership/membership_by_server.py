@@ -33,7 +33,7 @@ from bilateral.randomness import Randomness
 NUM_NULL = 60
 """Trials of the negative control, dealt over the seeds: they cost little."""
 BOTH: Final = (Gate(AUC, 0.85), Gate(TPR_AT_1, 0.2))
-METHODS: Final[tuple[Method, ...]] = ("likelihood ratio", "decomposition")
+METHODS: Final[tuple[Method, ...]] = ("likelihood ratio", "pairwise likelihood ratio", "decomposition")
 FEDAVG = "FedSGD, the same seeds and samples"
 UNRELATED = "batches of the server's own samples in place of the clients'"
 SHUFFLED = "the same numbers, shuffled"

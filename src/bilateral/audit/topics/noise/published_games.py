@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bilateral.audit.epsilon_bound import num_trials_to_show
 from bilateral.audit.experiment import Context
+from bilateral.audit.one_run_bound import canaries_to_show
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import (
     gaussian_log_ratio,
@@ -18,6 +19,7 @@ from bilateral.audit.topics.noise.attacks.distinguishing import (
     uniform_sum_log_ratio,
 )
 from bilateral.audit.topics.noise.noise_game import Game, Outcome, Play
+from bilateral.audit.topics.noise.sound_games import MARGIN
 from bilateral.audit.views import AdversaryName
 from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.mp_cdp.sides import mp_cdp_sides
@@ -258,3 +260,72 @@ def _claimed(around: Groundwork, make_sides: Callable[[Groundwork], Sides], nois
     report = make_sides(around).privacy
     assert report is not None
     return report.rows[0].epsilon_per_round, report.deviations[noise]
+
+
+def one_run_of_published_noise(context: Context, around: Groundwork) -> list[Game]:
+    """One round, as P2 counts; canaries are weights whose true gradient moves by the assumed norm.
+
+    Given the scale factors, the claim must hold for every neighbour: canaries are the round's quietest weights.
+    """
+    epsilon, sigma = _claimed(around, published_sides, "independent")
+    model = PublishedModel.of(around.model, around.graph, around.problem.examples[:2])
+    draws, clients = context.randomness("one run, published"), around.num_participants
+    ratios = worlds.ratio_of_round(model, draws.child("factors"))[worlds.whole_weights(model)]
+    ratios = ratios[ratios.abs().argsort()[: _num_canaries(context, epsilon)]]
+
+    def naive(residual: Tensor, shift: Tensor, ratio: Tensor, width: float) -> Tensor:  # noqa: ARG001
+        return ratio * residual
+
+    def exact(residual: Tensor, shift: Tensor, ratio: Tensor, width: float) -> Tensor:  # noqa: ARG001
+        return uniform_sum_log_ratio(residual, shift, width, clients)
+
+    unit = f"the {len(ratios)} quietest weights, whose true gradient moves by the assumed norm or not"
+    found = []
+    for attack, seen, score in (
+        ("projection", "the recovered sum", naive),
+        ("exact likelihood ratio", "the recovered sum and the server's own scale factors", exact),
+    ):
+        play = _PublishedGame(ratios, sigma, clients, sensitivity(around), score, draws.child(attack))
+        name, adaptive = f"one round with canaries, {attack}", score is exact
+        found.append(Game(name, adaptive, "curious server", seen, unit, epsilon, play, curve=adaptive))
+    return found
+
+
+def one_run_of_local_noise(context: Context, around: Groundwork) -> list[Game]:
+    """MP-DP-Naive: the noise is on what is perturbed, and the claim on what is true."""
+    epsilon, sigma = _claimed(around, mp_dp_naive_sides, "local")
+    first, _ = worlds.honest_batches(around, context.federation())
+    count, draws = _num_canaries(context, epsilon), context.randomness("one run, local")
+
+    def noise_of(deviation: float) -> Tensor:
+        return worlds.local_noise(around, first, deviation, count, draws.child(str(deviation)))
+
+    assumed, seen = sensitivity(around), f"{count} coordinates of one client's first terms"
+    shrunk, name = assumed / worlds.smallest_ratio(around), "one run with canaries, likelihood ratio"
+    within = "the perturbed gradient moves by the assumed norm, or not"
+    beyond = "the true gradient moves by the assumed norm, or not, at the weight that is perturbed most"
+    return [
+        _gaussian_game(name, True, seen, within, epsilon, noise_of, sigma, assumed),
+        _gaussian_game(f"{name}, known factors", True, seen, beyond, epsilon, noise_of, sigma, shrunk),
+    ]
+
+
+def one_run_of_central_noise(context: Context, around: Groundwork) -> list[Game]:
+    """MP-CDP, as whoever sees models has it."""
+    epsilon, sigma = _claimed(around, mp_cdp_sides, "central")
+    count, draws = _num_canaries(context, epsilon), context.randomness("one run, central")
+
+    def noise_of(deviation: float) -> Tensor:
+        return worlds.central_noise(around, deviation, count, draws.child(str(deviation)))
+
+    assumed = sensitivity(around) / around.num_participants
+    unit, seen = (
+        "a client's true gradient moves by the assumed norm, or not",
+        f"{count} coordinates of the mean gradient",
+    )
+    name = "one run with canaries, likelihood ratio"
+    return [_gaussian_game(name, True, seen, unit, epsilon, noise_of, sigma, assumed, "curious client")]
+
+
+def _num_canaries(context: Context, epsilon: float) -> int:
+    return canaries_to_show(epsilon + MARGIN, context.plan.noise.delta, context.effort.canaries)

@@ -10,13 +10,19 @@ import torch
 
 from bilateral.audit.epsilon_bound import largest_bound, num_trials_to_show
 from bilateral.audit.experiment import Context
+from bilateral.audit.one_run_bound import canaries_to_show, largest_one_run_bound
 from bilateral.audit.topics.noise import neighbouring_worlds as worlds
 from bilateral.audit.topics.noise.attacks.distinguishing import gaussian_log_ratio, projection, sampled_log_ratio
 from bilateral.audit.topics.noise.noise_game import Game, Outcome
 from bilateral.audit.views import AdversaryName
 from bilateral.protections.groundwork import Groundwork
 from bilateral.protections.sound.sides import SoundNoise, num_terms, sound_noise, sound_sides
+from bilateral.protocols.noise.accounting import spent
 from bilateral.randomness import SeededRandomness
+
+MARGIN = 0.7
+"""Beyond a claimed epsilon, that an attacker who is never wrong must be able to show."""
+FEWEST_CANARIES = 64
 
 
 @dataclass(frozen=True)
@@ -126,5 +132,58 @@ def sound_games(context: Context, around: Groundwork) -> list[Game]:
             row.epsilon,
             game(honest, rounds, composed, clip.sensitivity, "composed"),
             remark=f"{composed} trials show at most {largest_bound(composed, row.delta):.2f}",
+        ),
+    ]
+
+
+def one_run_of_sound_noise(context: Context, around: Groundwork) -> list[Game]:
+    """All rounds of one run, in which each canary has a coordinate to itself and moves it by the clipping norm.
+
+    One run cannot show a large epsilon (delta costs more than canaries add): then so many rounds as claim less, by the
+    accounting that made the claim.
+    """
+    noise = sound_noise(around)
+    exposure, terms, honest = noise.spending.exposure, num_terms(around), noise.settings.min_honest
+    rate, delta, most = exposure.sampling_rate, noise.settings.delta, context.effort.canaries
+    rounds, epsilon = exposure.rounds_of_one_client, noise.spending.rows[0].epsilon
+    showable = largest_one_run_bound(canaries_to_show(math.inf, delta, most), delta)
+    while rounds > 1 and epsilon + MARGIN > showable:
+        rounds //= 2
+        epsilon = spent(noise.spending.effective_multiplier, rate, rounds, delta).epsilon
+    affordable = int(context.effort.noise_draws / (rounds * terms * around.num_participants))
+    seen = 1 - (1 - rate) ** rounds  # of the canaries that are in, so many are in a batch
+    count = max(FEWEST_CANARIES, min(canaries_to_show(epsilon + MARGIN, delta, most, seen=seen), affordable))
+    draws, unit = context.randomness("one run, sound"), f"{noise.settings.clip.unit}s at the clipping norm"
+
+    def progress(number: int) -> None:
+        context.on_progress(number / rounds, "one run with canaries")
+
+    def game(clients: int, label: str, **options: bool) -> _SoundGame:
+        moved = noise.settings.clip.sensitivity
+        return _SoundGame(noise, terms, clients, rounds, count, moved, draws.child(label), on_round=progress, **options)
+
+    shared = f"{count} {unit}, each on a coordinate of its own"
+    remark = f"{rounds} of {exposure.rounds_of_one_client} rounds, a canary in a batch with probability {rate:.3g}"
+    return [
+        Game(
+            "one run with canaries, projection of the first term",
+            False,
+            "curious server",
+            "the first term of the sums",
+            shared,
+            epsilon,
+            game(around.num_participants, "naive", first_term_only=True),
+            remark,
+        ),
+        Game(
+            "one run with canaries, likelihood ratio of all terms",
+            True,
+            "server with colluding clients",
+            f"the sums, and the noise of the {around.num_participants - honest} clients that dropped out or collude",
+            shared,
+            epsilon,
+            game(honest, "adaptive"),
+            remark,
+            curve=True,
         ),
     ]

@@ -19,7 +19,6 @@ from bilateral.protocols.share.ring.streams import Stream
 from bilateral.protocols.share.training.plain import Plain
 from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Gate, Masked, Role, Second
 from bilateral.protocols.share.training.terms import StepTerms
-from bilateral.protocols.share.training.watching import in_groups
 
 
 class Revealing(Role):
@@ -62,7 +61,7 @@ class Answering(First, Revealing):
         yield
 
     def tell_second(self, x: Tensor, noise_bits: int) -> Gate:
-        noise = Stream(self._own, "output", 0, self.terms.batch_size).words(*x.shape)
+        noise = Stream.of(self._own, "output", 0, self.terms.batch_size).words(*x.shape)
         yield Tell(x + (noise & ((1 << noise_bits) - 1)))
         return torch.zeros_like(x)
 
@@ -108,14 +107,7 @@ class DealingAnswers(Dealing, Revealing):
 
 
 class PlainAnswers(Plain, Revealing):
-    """Everything in one hand, without noise. `group_norms`: of what is watched, the largest, by label."""
-
-    def __init__(self, terms: StepTerms, model: FirstModel) -> None:
-        super().__init__(terms, model)
-        self.group_norms: dict[str, float] = {}
-
-    def watch(self, label: str, x: Tensor) -> None:
-        self.group_norms[label] = float(in_groups(x).double().norm(dim=1).max())
+    """Everything in one hand, without noise."""
 
     def apply_whole(self, layer: int, masked: Masked) -> Gate:
         bias = spread_bias(self._model.layers[layer].bias, self.terms.linear_steps[layer])
@@ -136,4 +128,4 @@ def session_weight_masks(terms: StepTerms, seed: bytes) -> tuple[Tensor, ...]:
     """What masks the weights of a session: known to the answering party and the dealer."""
     layers = zip(terms.linear_steps, terms.linear_sources, strict=True)
     shapes = [step.weight_shape(source) for step, source in layers]
-    return tuple(Stream(seed, "weights", layer, 0).words(*shape) for layer, shape in enumerate(shapes))
+    return tuple(Stream.of(seed, "weights", layer, 0).words(*shape) for layer, shape in enumerate(shapes))

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from bilateral.errors import NumericalRangeError
-from bilateral.protocols.share.circuit.description import VALUE_BITS
 from bilateral.protocols.share.serving.roles import DealingAnswers, Revealing
 from bilateral.protocols.share.serving.terms import QuestionTerms
 from bilateral.protocols.share.training.forward import forward, masked_value, watch_what_is_compared
 from bilateral.protocols.share.training.roles import Gate
 from bilateral.protocols.share.training.script import run
-from bilateral.protocols.share.training.tape import Tape, Walk
+from bilateral.protocols.share.training.tape import VALUE_BITS, Tape, Walk
 from bilateral.protocols.share.training.terms import StepShape
 
 

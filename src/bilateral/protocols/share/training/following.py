@@ -26,9 +26,16 @@ from bilateral.protocols.share.circuit.description import (
     Value,
 )
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer
-from bilateral.protocols.share.training.roles import NORM_BITS, SUM_BITS
+from bilateral.protocols.share.training.roles import SUM_BITS
 from bilateral.protocols.share.training.tape import DELTA_BITS, LARGEST, SPREAD_BITS
-from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, ONE, StepTerms
+from bilateral.protocols.share.training.terms import (
+    DELTA_NORM_BITS,
+    INPUT_ROOT_MEAN_SQUARE,
+    ONE,
+    VALUE_NORM_BITS,
+    Norm,
+    StepTerms,
+)
 from bilateral.protocols.share.training.watching import GROUP
 
 PRODUCT_BITS: Final = 62
@@ -37,30 +44,45 @@ COMPARED_BITS: Final = 60
 """Squared norms are below 2^this, and so are their limits."""
 LARGEST_WATCHED: Final = LARGEST - 2.0**-10
 """What is compared stays below `LARGEST` by so much, for roundings on the way there."""
-_CUT_ERROR: Final = 2.0 * 2.0**-NORM_BITS
 
 
 @dataclass(frozen=True)
 class Limits:
-    """As numbers, not yet in units of the last place. `deltas`: of all that goes back through a layer, and the loss."""
+    """As numbers, not yet in units of the last place. `deltas`: of all that goes back through a layer, and the loss;
+    `values`: of what else is watched."""
 
     deltas: float
     norms: dict[str, float]
+    values: float = LARGEST_WATCHED
+
+    def of(self, label: str) -> float:
+        """Of what is watched by this label."""
+        return self.deltas if is_delta(label) else self.values
 
     def encode(self, terms: StepTerms) -> dict[str, int]:
         """By label, in the units of what they are compared with."""
         found = {}
         for label, _ in terms.shape_of_step.watched:
-            limit, bits = LARGEST_WATCHED, FRACTION_BITS  # what is watched going forward is whole (`StepTerms`)
-            if label.startswith("delta"):
-                limit, bits = self.deltas, DELTA_BITS
-            elif label == "loss":
-                limit = self.deltas
-            found[label] = int(limit * 2.0**bits)
-        for label, shift in terms.shape_of_step.norms:
-            units = self.norms[label] * 2.0**NORM_BITS
-            found[label] = int(units * units) << shift
+            found[label] = int(self.of(label) * 2.0 ** fraction_bits_of(label))
+        for norm in terms.shape_of_step.norms:
+            units = self.norms[norm.label] * 2.0**norm.kept_bits
+            found[norm.label] = int(units * units) << norm.shift
         return found
+
+
+def is_delta(label: str) -> bool:
+    """Of what is watched: the loss, and what goes back through layers."""
+    return label == "loss" or label.startswith("delta")
+
+
+def fraction_bits_of(label: str) -> int:
+    """Of what is watched by this label; going forward it is whole (`StepTerms`)."""
+    return DELTA_BITS if label.startswith("delta") else FRACTION_BITS
+
+
+def cut_error(kept_bits: int) -> float:
+    """Of a number that is cut before it is squared."""
+    return 2.0 * 2.0**-kept_bits
 
 
 class TooLargeError(Exception):
@@ -136,8 +158,8 @@ class Follower:
         self._expect(size, PRODUCT_BITS, f"value {value}")
         if f"value {value}" not in self._watched_labels:
             return bound
-        self._expect_summable(size, LARGEST_WATCHED * 2.0**described.fraction_bits, f"value {value}")
-        return bound.within(self._watched(LARGEST_WATCHED, described))
+        self._expect_summable(size, self._limits.values * 2.0**described.fraction_bits, f"value {value}")
+        return bound.within(self._watched(self._limits.values, described))
 
     def _expect_summable(self, size: float, limit: float, what: str) -> None:
         """Random sums of it, and their distances from the limit, are what is compared at the end."""
@@ -173,7 +195,7 @@ class Follower:
         weights, read = self._layers[layer], self._terms.circuit.values[source]
         reach = _row_sums(weights.weight) * self._in_units(self._values[source], read) + _size(weights.bias)
         self._expect(reach, PRODUCT_BITS, f"the output of layer {layer}")
-        return self._watched(LARGEST_WATCHED, self._terms.circuit.values[index + 1])
+        return self._watched(self._limits.values, self._terms.circuit.values[index + 1])
 
     def _element_wise(self, index: int, x: Bound) -> Bound:
         circuit = self._terms.circuit
@@ -248,8 +270,9 @@ class Follower:
         weight_trains, bias_trains = terms.trains[layer]
         room = PRODUCT_BITS - math.log2(self._num_clients)
         if weight_trains:
-            norm = self._norm(f"norm of value {source}", self._values[source], read, read.fraction_bits)
-            back = self._norm(f"norm of delta {layer}", delta, given, bits)
+            of_value = Norm(f"norm of value {source}", read.fraction_bits, VALUE_NORM_BITS)
+            norm = self._norm(of_value, self._values[source], read)
+            back = self._norm(Norm(f"norm of delta {layer}", bits, DELTA_NORM_BITS), delta, given)
             # Limits leave the last of the bits to what is cut off.
             self._expect(norm * back * 2.0 ** (bits + read.fraction_bits), room + 1, f"the gradient of layer {layer}")
         if bias_trains:
@@ -260,12 +283,12 @@ class Follower:
             self._expect(reach, PRODUCT_BITS, f"what goes back through layer {layer}")
             self._add(source, self._watched(self._limits.deltas, read), DELTA_BITS)
 
-    def _norm(self, label: str, bound: Bound, value: Value, bits: int) -> float:
+    def _norm(self, norm: Norm, bound: Bound, value: Value) -> float:
         """What a channel's norm is at most, once its square was compared: which must not have wrapped around."""
-        cut = math.sqrt(self._elements(value)) * _CUT_ERROR
-        shift = bits - NORM_BITS
-        self._expect((bound.norm + cut) ** 2 * 2.0 ** (2 * NORM_BITS + shift), COMPARED_BITS, f"the {label}")
-        return min(bound.norm, self._limits.norms[label] + cut)
+        cut = math.sqrt(self._elements(value)) * cut_error(norm.kept_bits)
+        bits = 2 * norm.kept_bits + norm.shift
+        self._expect((bound.norm + cut) ** 2 * 2.0**bits, COMPARED_BITS, f"the {norm.label}")
+        return min(bound.norm, self._limits.norms[norm.label] + cut)
 
     def _add(self, value: int, delta: Bound, bits: int) -> None:
         if value in self._deltas:

@@ -11,7 +11,6 @@ from torch import Tensor
 from bilateral.protocols.share.circuit.description import (
     FACTOR_BITS,
     FRACTION_BITS,
-    VALUE_BITS,
     Add,
     AvgPool,
     ChannelDropout,
@@ -28,7 +27,7 @@ from bilateral.protocols.share.circuit.description import (
 )
 from bilateral.protocols.share.circuit.walk import windows
 from bilateral.protocols.share.training.roles import Bit, Role
-from bilateral.protocols.share.training.tape import Tape, Walk
+from bilateral.protocols.share.training.tape import VALUE_BITS, Tape, Walk
 from bilateral.protocols.share.training.terms import ONE
 
 ZERO_UNITS: Final = 2

@@ -21,8 +21,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bilateral.protocols.share.circuit.description import FRACTION_BITS, VALUE_BITS
+from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.training.roles import Gate, Role
+from bilateral.protocols.share.training.tape import VALUE_BITS
 from bilateral.protocols.share.training.terms import ONE
 
 SOFTMAX_BITS: Final = 28

@@ -13,9 +13,10 @@ from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import spread_bias
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 from bilateral.protocols.share.training.parties import seed_of_step
-from bilateral.protocols.share.training.roles import Bit, Blinded, FirstModel, Gate, Masked, Norm, Role
+from bilateral.protocols.share.training.roles import Bit, Blinded, FirstModel, Gate, Masked, Role
 from bilateral.protocols.share.training.script import run, step
-from bilateral.protocols.share.training.terms import StepTerms
+from bilateral.protocols.share.training.terms import Norm, StepTerms
+from bilateral.protocols.share.training.watching import in_groups
 
 
 class Plain(Role):
@@ -26,6 +27,8 @@ class Plain(Role):
         self._model, self._dropout = model, dropout
         self.norms: dict[str, float] = {}
         """Of values and deltas that make a gradient, the largest Euclidean norm of a channel."""
+        self.group_norms: dict[str, float] = {}
+        """Of what is watched, the largest norm of a group, in units of the last place."""
 
     def constant(self, x: Tensor, value: int) -> Tensor:
         return x + value
@@ -38,7 +41,7 @@ class Plain(Role):
     def kept(self, number: int, shape: Sequence[int], threshold: int) -> Tensor:
         if self._dropout is None:
             return torch.ones(tuple(shape), dtype=torch.int64)
-        stream = Stream(self._dropout, "dropout", number, self.terms.batch_size)
+        stream = Stream.of(self._dropout, "dropout", number, self.terms.batch_size)
         return ((stream.words(*shape) & ((1 << 20) - 1)) >= threshold).long()
 
     def mask(self, purpose: Purpose, number: int, x: Tensor) -> Generator[Any, Any, Masked]:
@@ -75,12 +78,18 @@ class Plain(Role):
         return Blinded(masked, masked.part)
         yield
 
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
+        del layer, value, delta
+        return
+        yield
+
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
         return weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
         yield
 
     def watch(self, label: str, x: Tensor) -> None:
-        """Nobody needs to: here one can look."""
+        """No sums: here one can look."""
+        self.group_norms[label] = float(in_groups(x).double().norm(dim=1).max())
 
     def _sums(self, x: Tensor, number: int) -> Tensor:
         del x, number

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from bilateral.protocols.share.circuit.description import VALUE_BITS
 from bilateral.protocols.share.training.roles import Bit, Masked
 from bilateral.protocols.share.training.terms import StepTerms
 
 Walk = Generator[Any, Any, Any]
+VALUE_BITS: Final = 16
+"""Of what is compared, before the point: more than in predictions, whose networks are there already (decision 54)."""
 LARGEST: Final = 1 << (VALUE_BITS - 1)
 """Compared numbers are below this in size, so that differences of two of them can be compared."""
 DELTA_BITS: Final = 24

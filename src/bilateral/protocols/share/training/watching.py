@@ -16,7 +16,7 @@ from torch import Tensor
 from bilateral.protocols.share.gates.arrays import rows
 from bilateral.protocols.share.ring.threads import in_parts
 
-GROUP: Final = 8192
+GROUP: Final = 32768
 """So many numbers are added up, with random signs, to be watched together."""
 NUM_SUMS: Final = 64
 """Random sums of each group (`bounds` has what they show)."""

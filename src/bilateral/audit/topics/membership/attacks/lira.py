@@ -11,7 +11,7 @@ Perturbation is exact, so an attacker needs no protocol to train like the victim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,14 @@ SMALLEST_SPREAD = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """What shadow models say of the candidates: `confidences` and `inside` are shadows x candidates."""
+    """What shadow models say of the candidates: `confidences` and `inside` are shadows x candidates.
+
+    `population`: what they say of samples that none of them was trained on (shadows x samples), for `rmia`.
+    """
 
     confidences: Tensor
     inside: Tensor
+    population: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def balanced_assignment(num_candidates: int, num_shadows: int, share: float, randomness: Randomness) -> Tensor:
@@ -86,16 +90,22 @@ def train_shadows(
     inside: Tensor,
     randomness: Randomness,
     on_shadow: Callable[[int], None] = lambda _: None,
+    population: Split | None = None,
 ) -> Shadows:
-    """Shadow models on `always` (the attacker's own samples) and on the candidates that each is given."""
-    rows = []
+    """Shadow models on `always` (the attacker's own samples) and on the candidates that each is given.
+
+    `population`: samples that they are asked about, and not trained on.
+    """
+    rows, others = [], []
     for number, given in enumerate(inside):
         on_shadow(number)
         chosen = joined(always, candidates.subset(given.nonzero()[:, 0]))
         network = train_plainly(facts, chosen, randomness.child("shadow", number).integer_below(2**31))
         with torch.no_grad():
             rows.append(confidence(network(candidates.inputs), candidates.targets))
-    return Shadows(torch.stack(rows), inside)
+            if population is not None:
+                others.append(confidence(network(population.inputs), population.targets))
+    return Shadows(torch.stack(rows), inside, torch.stack(others) if others else torch.empty(0))
 
 
 def online_scores(observed: Tensor, shadows: Shadows) -> Tensor:

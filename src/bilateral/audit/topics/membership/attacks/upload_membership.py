@@ -10,6 +10,9 @@ client. Then, for each candidate, from the candidate's own gradient at the round
 2. `decomposition`: least squares of the upload by the gradients of all candidates at once. A batch gradient is a mean
    of some of them; with fewer candidates than parameters the solution says of which, and with which weight.
 
+3. `pairwise likelihood ratio`: the first, compared with that of samples of the server's own that are in no batch, as
+   RMIA does (`rmia`). Within one upload it orders candidates as the first does; between uploads it gives them a scale.
+
 Beside the upload, the question of the cross-entropy exchange (ledger line 8) names the samples of a batch by their
 softmax: `match_rows`. Scores are one number a candidate, higher for members.
 """
@@ -25,6 +28,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bilateral.audit.topics.inversion.attacks.uploads import masked_upload_of
+from bilateral.audit.topics.membership.attacks.rmia import share_below
 from bilateral.audit.views import View
 from bilateral.data import Split
 from bilateral.errors import DataError
@@ -32,7 +36,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.messages import HiddenUpload, Upload
 from bilateral.randomness import Randomness
 
-Method = Literal["likelihood ratio", "decomposition"]
+Method = Literal["likelihood ratio", "pairwise likelihood ratio", "decomposition"]
 NUM_SHADOWS = 64
 MAX_COORDINATES = 8_000
 CHUNK = 64
@@ -92,7 +96,8 @@ class Bench:
         """uploads x candidates, for uploads (at the coordinates) over `batch_size` samples."""
         if method == "decomposition":
             return decomposition(uploads, self.gradients, self.own_gradients)
-        return likelihood_ratio(uploads, self.gradients, self.own_gradients, batch_size, randomness)
+        score = pairwise_ratio if method == "pairwise likelihood ratio" else likelihood_ratio
+        return score(uploads, self.gradients, self.own_gradients, batch_size, randomness)
 
 
 def sample_gradients(graph: ScaleGraph, network: nn.Module, samples: Split, coordinates: Tensor) -> Tensor:
@@ -135,6 +140,18 @@ def likelihood_ratio(
             middle = outside.mean(0) + gap / 2
             best, chosen = separation, ((uploads - mean) @ filters.T - middle) * gap / spread.square()
     return chosen
+
+
+def pairwise_ratio(
+    uploads: Tensor, gradients: Tensor, own_gradients: Tensor, batch_size: int, randomness: Randomness
+) -> Tensor:
+    """The share of a quarter of the attacker's samples whose ratio a candidate's exceeds (RMIA with a gamma of 1).
+
+    That quarter makes the shadow uploads too: samples apart for each purpose would cost the filter more than they give.
+    """
+    asked, count = torch.cat([gradients, own_gradients[3::4]]), len(gradients)
+    found = likelihood_ratio(uploads, asked, own_gradients, batch_size, randomness)
+    return torch.stack([share_below(row[:count], row[count:], gamma=1.0) for row in found])
 
 
 def _whitened(vectors: Tensor, noise: Tensor, ridge: float) -> Tensor:

@@ -23,7 +23,8 @@ h3{font-size:1rem;margin:0 0 .4em}p{margin:.4em 0}a{color:var(--link)}code{font-
 .grid.two{grid-template-columns:repeat(auto-fit,minmax(min(320px,100%),1fr))}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px 18px;min-width:0}
 .card p{font-size:.94rem;color:var(--soft)}.card .tag+p{margin-top:.6em}
-.tag{display:inline-block;border-radius:99px;padding:.1em .75em;font-weight:600;font-size:.88rem;border:1px solid}
+.grid.answers{grid-template-columns:repeat(auto-fit,minmax(min(400px,100%),1fr))}.scroll+.scroll{margin-top:1.6em}
+.tag{display:inline-block;border-radius:14px;padding:.1em .75em;font-weight:600;font-size:.88rem;border:1px solid}
 .ok{color:var(--ok);background:var(--okbg)}.warn{color:var(--warn);background:var(--warnbg)}
 .bad{color:var(--bad);background:var(--badbg)}.tag.bad{border-width:2px}
 .num{font-size:1.55rem;font-weight:650;font-variant-numeric:tabular-nums;line-height:1.2}
@@ -32,7 +33,8 @@ table{border-collapse:collapse;width:100%;font-size:.93rem}caption{text-align:le
 padding:0 0 .4em}th,td{text-align:left;padding:.5em .8em .5em 0;border-bottom:1px solid var(--line);
 vertical-align:top;font-weight:400}thead th{color:var(--soft);font-weight:600}tbody th{font-weight:600}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.what{display:block;color:var(--soft);
-font-size:.86rem}.scroll{overflow-x:auto}details{margin:.7em 0}summary{cursor:pointer;font-weight:600}
+font-size:.86rem}.scroll{overflow-x:auto}details{margin:.7em 0}
+details>.note{scroll-margin-top:4em}summary{cursor:pointer;font-weight:600}
 figure{margin:0}figcaption{color:var(--soft);font-size:.88rem;margin-top:.4em}
 svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:12px system-ui,sans-serif}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;margin:.2em 0 .6em;padding:0;list-style:none;font-size:.9rem}
@@ -40,6 +42,18 @@ svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font:12px sys
 .bars{display:grid;grid-template-columns:minmax(70px,max-content) 1fr max-content;gap:6px 12px;align-items:center;
 font-size:.92rem}.bars .bar{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
 .bars .bar span{display:block;height:100%;min-width:1px}.bars .v{font-variant-numeric:tabular-nums;text-align:right}
+.tag.plain{color:var(--soft)}.unseen{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
+.net{list-style:none;display:flex;flex-wrap:wrap;gap:10px 26px;margin:.4em 0 .8em;padding:0}
+.layer{position:relative;border:1px solid var(--line);border-left:6px solid var(--f);border-radius:8px;
+padding:6px 12px 6px 10px;font-size:.9rem;min-width:0;overflow-wrap:anywhere}
+.layer+.layer::before{content:"→";position:absolute;left:-26px;top:50%;transform:translateY(-50%);color:var(--soft)}
+.layer.sealed{border-left-color:var(--c)}.layer.disguised{border-left-color:var(--d);border-left-style:double}
+.layer.partly{border-left-color:var(--b);border-left-style:dashed}
+.layer.join{border-style:dashed;border-left-width:1px}
+.swatch{display:inline-block;width:0;height:12px;margin:0 8px 0 4px;vertical-align:middle;
+border-left:6px solid var(--f)}
+.swatch.sealed{border-color:var(--c)}.swatch.disguised{border-color:var(--d);border-left-style:double}
+.swatch.partly{border-color:var(--b);border-left-style:dashed}.pictures img{display:block;margin:.8em 0}
 .bars .l{overflow-wrap:anywhere}img{max-width:100%;height:auto}pre{white-space:pre-wrap;overflow-wrap:anywhere;
 font-size:.86rem;margin:0}ul{padding-left:1.2em}
 @media(max-width:540px){main{padding:18px 14px 56px}h1{font-size:1.4rem}svg text{font-size:25px}
