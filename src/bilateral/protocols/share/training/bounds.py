@@ -53,7 +53,7 @@ LEAST_MARGIN: Final = 4.0
 LEAST_SUM_MARGIN: Final = 6.0
 """Limits of random sums are at least this many times the norms of groups on those examples."""
 _VALUE_LIMITS: Final = tuple(LARGEST_WATCHED * 2.0**-halvings for halvings in range(6))
-_DELTA_LIMIT_BITS: Final = (11, 10, 9, 8, 7, 6)
+_DELTA_LIMIT_BITS: Final = (13, 12, 11, 10, 9, 8, 7, 6)
 
 
 def limits_for(
