@@ -218,7 +218,7 @@ def comparison_parts() -> Calls:
     x, beta, r_beta, r = (words((NUMBERS,)) for _ in range(4))
     bits, tables = words((WORD_PLANES, count)), words((WORD_PLANES // planes.DIGIT_BITS * planes.ENTRIES, count))
     work = tables.clone()
-    stream = Stream(bytes(32), "comparison", 0, 1)
+    stream = Stream.of(bytes(32), "comparison", 0, 1)
     return {
         "to_planes": lambda: planes.to_planes(x, WORD_PLANES),
         "thermometers": lambda: planes.thermometers(bits, work, out=work),

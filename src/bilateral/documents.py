@@ -41,8 +41,16 @@ def parse_json(text: str | bytes | bytearray, *, parse_constant: Callable[[str],
         value = json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise _too_deep() from None
-    _check(value)
+    if not _is_plain(text):
+        _check(value)
     return value
+
+
+def _is_plain(text: str | bytes | bytearray) -> bool:
+    """Whether it can be seen without walking through the value that nothing of it is deep or half a character."""
+    if isinstance(text, str):
+        return text.isascii() and "\\" not in text and text.count("[") + text.count("{") < MAX_DEPTH
+    return text.isascii() and b"\\" not in text and text.count(b"[") + text.count(b"{") < MAX_DEPTH
 
 
 def parse_toml(text: str) -> dict[str, Any]:

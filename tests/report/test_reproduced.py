@@ -100,8 +100,10 @@ def test_readme_has_the_summary_of_the_stored_table():
     assert summary(found[0]) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_stored_tables_are_finished_and_no_large_files():
+def test_stored_tables_say_what_of_them_is_missing_and_are_no_large_files():
+    page = (STORED.parent / "reproductions.md").read_text(encoding="utf-8")
     for one in stored_tables(STORED):
-        assert one["finished"], one["table"]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| [{one['table']}](#")]
+        assert ("unfinished" in line) is not one["finished"]
     assert all(path.stat().st_size < 200_000 for path in STORED.iterdir())
     assert sum(path.stat().st_size for path in STORED.iterdir()) < 3_000_000

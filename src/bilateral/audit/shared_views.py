@@ -31,10 +31,10 @@ from bilateral.protocols.share.prediction.messages import (
     BatchRequest,
     BlindedValues,
     Carries,
-    Correlations,
     ServerTurn,
     SessionNotice,
     SummedLogits,
+    Tables,
 )
 from bilateral.protocols.share.ring.streams import Purpose, Stream
 from bilateral.protocols.transport import SERVER
@@ -107,7 +107,7 @@ class SharedView:
 
     def stream(self, session: Session, other: str, purpose: Purpose, batch_index: int, batch_size: int) -> Stream:
         """What it and `other` draw for a batch. KeyError if the party does not have that seed."""
-        return Stream(self.seeds[session.session_id, other], purpose, batch_index, batch_size)
+        return Stream.of(self.seeds[session.session_id, other], purpose, batch_index, batch_size)
 
 
 def names_of_parts(circuit: Circuit, style: ComparisonStyle, turn: Turn) -> list[Told]:
@@ -192,7 +192,7 @@ def own_correlations(view: SharedView, session: Session, batch_index: int, batch
     sizes = widths(session.circuit, view.style, batch_size)
     if view.party != SERVER:
         return [sealed.drawn_part(stream, width) for width in sizes]
-    (message,) = view.messages(Correlations, session, batch_index=batch_index)
+    (message,) = view.messages(Tables, session, batch_index=batch_index)
     pairs = zip(message.comparisons[::2], message.comparisons[1::2], strict=True)
     return [sealed.dealt_part(stream, pair, width) for pair, width in zip(pairs, sizes, strict=True)]
 

@@ -128,7 +128,7 @@ def one_sum(one: SumOfLarge, given: Workload, repeats: int) -> dict[str, Any]:
     dealing = time.perf_counter() - started
     holders = {n: one.system.holder(n, dealt.public, dealt.private[n], SecureRandomness()) for n in names}
     opener = one.system.opener(dealt.public)
-    draws, limit = np.random.default_rng(0), 2 ** (one.bits - 5)
+    draws, limit = np.random.default_rng(0), 2 ** (one.bits - 2 - given.num_clients.bit_length())
     values = {name: draws.integers(-limit, limit, one.sample) for name in names}
     ciphertexts = {name: holders[name].encrypt(values[name]) for name in names}  # tables are made here
     client, server = [], []

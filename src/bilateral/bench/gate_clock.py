@@ -38,6 +38,7 @@ _GATE_OF: Final = {
     "compare": COMPARISON,
     "multiply": PRODUCT,
     "blind": GRADIENT,
+    "expect_gradient": GRADIENT,
     "gradient": GRADIENT,
     "watch": WATCHING,
     "settle": WATCHING,

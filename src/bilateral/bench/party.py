@@ -113,10 +113,21 @@ class Party(ABC):
     def obey(self, order: Message) -> Message:
         """What this kind of party does at an order of the bench that not every party knows."""
 
-    def say(self, message: Message) -> None:
-        """In the middle of the work on a message: on its way as far as there is room, the rest later."""
+    def work_ahead(self) -> str | None:
+        """A piece of work that no message decides, while none has come: the phase that it is of. None if there is
+        none."""
+        return None
+
+    def say(self, message: Message, *, is_urgent: bool = True) -> None:
+        """In the middle of the work on a message: on its way as far as there is room, the rest later.
+
+        `is_urgent`: as far as the other end takes it at once.
+        """
         self._connection.queue(message)
-        self._connection.write_some()
+        if is_urgent:
+            self._connection.push()
+        else:
+            self._connection.write_some()
 
     def joined(self, keys: KeyRing) -> None:
         """Keys are agreed on."""
@@ -129,6 +140,7 @@ class Party(ABC):
         goes on, and on a shared core this process may be looked at again only much later.
         """
         while True:
+            self._use_the_time()
             self._connection.wait()
             busy, cpu = time.perf_counter(), time.process_time()
             message = self._connection.receive()
@@ -143,6 +155,14 @@ class Party(ABC):
             self._connection.flush()
             spent = torch.tensor([time.process_time() - cpu, busy], dtype=torch.float64)
             self._seconds[self.phases.index(phase)] += spent
+
+    def _use_the_time(self) -> None:
+        busy, cpu, phase = time.perf_counter(), time.process_time(), None
+        while not self._connection.has_something and (done := self.work_ahead()) is not None:
+            phase = done
+        if phase is not None:
+            spent = [time.process_time() - cpu, time.perf_counter() - busy]
+            self._seconds[self.phases.index(phase)] += torch.tensor(spent, dtype=torch.float64)
 
     def _obeyed(self, order: Message) -> Message:
         """Do what the bench says, and the report of it."""

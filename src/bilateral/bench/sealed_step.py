@@ -25,9 +25,10 @@ and for each of them a row for
 `relative_error`: of the worst tensor and step, the largest difference from float64 autograd over the largest gradient,
 of the loss summed over the batch (`..._in_fixed_point`: from the same step in the clear, whose ReLUs and poolings see
 the same rounded numbers). `ratio_to_plain`: seconds over those of a plain torch float32 step (on a core, in the
-parties' rows), which takes turns with ours; all spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`:
-on a core, and as told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and
-receiving them (`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
+parties' rows), which takes turns with ours but for `total` and `pipelined`: of them as many come one after the other,
+as peers are measured. All spreads are over the repeats. `seconds_by_gate`, `megabytes_by_gate`: on a core, and as
+told or dealt, of steps whose phases come one after the other; `messages` is encoding, sending and receiving them
+(`gate_clock`). Timing every gate takes time itself, so it is not done in `total` and `pipelined`.
 """
 
 from __future__ import annotations
@@ -134,10 +135,8 @@ def measure_sealed_step(
 
 
 def measure_case(server: StepServer, work: StepWork, repeats: int) -> MeasuredSteps:
-    """One step of each kind to warm up, then ours and the plain one in turn, then as many of ours in a row.
-
-    Ours twice: its phases one after the other, and all at once.
-    """
+    """One step of each kind to warm up, then ours, its phases one after the other, and the plain one in turn; then as
+    many of ours all at once, one after the other, as peers are measured; and as many in a row."""
     found = MeasuredSteps()
     server.give(work)
     server.step()
@@ -145,10 +144,10 @@ def measure_case(server: StepServer, work: StepWork, repeats: int) -> MeasuredSt
     work.plain_step()
     for _ in range(repeats):
         found.steps.append(server.step())
-        found.at_once.append(server.step(at_once=True))
         started, cpu = time.perf_counter(), time.process_time()
         work.plain_step()
         found.plain.append((time.perf_counter() - started, time.process_time() - cpu))
+    found.at_once = [server.step(at_once=True) for _ in range(repeats)]
     found.in_a_row = server.steps_in_a_row(repeats)
     words = [cost.words for cost in (*found.steps, *found.at_once, *found.in_a_row)]
     found.relative_error = max(map(work.relative_error, words))

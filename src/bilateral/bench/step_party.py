@@ -7,6 +7,7 @@ Everything passes through the server, as in a run:
 | dealing | server | dealer | `DealOrder` |
 | dealing | dealer | server | `DealtForStep`: the seed it has with the server, and a sealed box for the client |
 | dealing | dealer | server | `DealtParts`, unasked: what the server is dealt, as it is made |
+| preparing | server | client | `StepNotice`, for no answer, where phases overlap |
 | preparing | server | client | `MaskedWeights`, the box, and a seed that the dealer does not know |
 | step | server | client | `StepBegin`, answered when the client has done its half |
 | step | server, client | each other | `StepTurn`, unasked: before one must listen, or as soon as it is much |
@@ -32,8 +33,9 @@ from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.gates.talk import Speaker, Work
 from bilateral.protocols.share.training.parties import encode_batch, seed_of_step
+from bilateral.protocols.share.training.planning import follow
 from bilateral.protocols.share.training.roles import Dealing, Second
-from bilateral.protocols.share.training.script import run, step
+from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.terms import StepTerms
 from bilateral.protocols.transport import SERVER
 from bilateral.randomness import SecureRandomness
@@ -78,6 +80,11 @@ class MaskedWeights(StepMessage):
     box: bytes
     seed: bytes
     weights: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class StepNotice(StepMessage):
+    """A step has begun, unless its phases come one after the other: the client can encode its batch."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +161,14 @@ _PHASE_OF: Final[Mapping[type[Message], str]] = {
     DealOrder: DEALING,
     DealtParts: DEALING,
     MaskedWeights: PREPARING,
+    StepNotice: PREPARING,
     StepBegin: STEP,
     StepTurn: STEP,
 }
 _ORDERS: Final = (*ORDERS, Setup, StepTask, GateRequest)
 _REPORTS: Final = (*REPORTS, GateCosts)
 MAY_HEAR: Final[Mapping[str, tuple[type[Message], ...]]] = {
-    CLIENT: (MaskedWeights, StepBegin, StepTurn, *_ORDERS, Batch, GradientRequest),
+    CLIENT: (StepNotice, MaskedWeights, StepBegin, StepTurn, *_ORDERS, Batch, GradientRequest),
     DEALER: (DealOrder, *_ORDERS),
 }
 MAY_SAY: Final[Mapping[str, tuple[type[Message], ...]]] = {
@@ -228,15 +236,16 @@ class DealerParty(StepParty):
         role = Dealing(self.terms, (seed_of_step(self.terms, with_server), seed_of_step(self.terms, with_client)))
         role.on_dealt = lambda: self._pass_on(message.number, role, self._worth_a_message)
         self._worth_a_message = _FIRST_BYTES
-        walk = step(role, None, None)
-        run(self.clock.timed(role, walk) if message.is_timed else walk)
+        if message.is_timed:
+            self.clock.attach(role)
+        follow(role, self.terms.shape_of_step.orders)
         self._pass_on(message.number, role, 0)
         return DealtParts(message.number, ())
 
     def _pass_on(self, number: int, role: Dealing, least: int) -> None:
         """What was dealt and has not left, if there is as much."""
         if role.dealt and sum(part.nbytes for part in role.dealt) >= least:
-            self.say(DealtParts(number, tuple(role.dealt)))
+            self.say(DealtParts(number, tuple(role.dealt)), is_urgent=False)
             role.dealt.clear()
             self._worth_a_message = min(2 * self._worth_a_message, _MOST_BYTES)
 
@@ -247,9 +256,15 @@ class ClientParty(StepParty):
         self._batch: Batch | None = None
         self._role: Second | None = None
         self._speaker: Speaker[Tensor] | None = None
+        self._encoded: tuple[Tensor, Tensor] | None = None
+        self._ahead: Second | None = None
+        """Whose later work is done while nothing comes; not where every gate is timed."""
 
     def handle(self, message: Message) -> Message | None:
         match message:
+            case StepNotice():
+                self._encoded = self._encode()
+                return None
             case MaskedWeights():
                 self._prepare(message)
                 return StepTaken(message.number)
@@ -271,7 +286,10 @@ class ClientParty(StepParty):
             content = open_box(self.keys, DEALER, message.number, self.terms.digest, message.box)
         with_dealer, with_server = (seed_of_step(self.terms, seed) for seed in (content.seed, message.seed))
         self._role = Second(self.terms, message.weights, with_dealer, with_server)
-        self._speaker = None
+        self._speaker = self._ahead = None
+
+    def work_ahead(self) -> str | None:
+        return STEP if self._ahead is not None and self._ahead.work_ahead() else None
 
     def _spoken(self, number: int) -> Message | None:
         """What was told leaves; the answer to `StepBegin` comes when all is done."""
@@ -281,14 +299,22 @@ class ClientParty(StepParty):
         return StepTaken(number) if self._speaker.is_done else None
 
     def _work(self, *, is_timed: bool) -> Work[Tensor]:
-        role, batch = self._role, self._batch
-        if role is None or batch is None:
-            raise ProtocolError(f"{self._name} was asked for a step without a batch or masked weights.")
-        with self.clock.at(REST):
-            encoded = encode_batch(self.terms, batch.inputs, batch.targets)
+        role = self._role
+        if role is None:
+            raise ProtocolError(f"{self._name} was asked for a step without masked weights.")
+        encoded, self._encoded = self._encoded or self._encode(), None
+        self._ahead = None if is_timed else role
+        if not is_timed:
+            role.plan(self.terms.shape_of_step.orders)
         walk = step(role, *encoded)
         found: Tensor = yield from self.clock.timed(role, walk) if is_timed else walk
         return found
+
+    def _encode(self) -> tuple[Tensor, Tensor]:
+        if self._batch is None:
+            raise ProtocolError(f"{self._name} was asked for a step without a batch.")
+        with self.clock.at(REST):
+            return encode_batch(self.terms, self._batch.inputs, self._batch.targets)
 
     def obey(self, order: Message) -> Message:
         match order:

@@ -39,6 +39,7 @@ from bilateral.bench.step_party import (
     MaskedWeights,
     StepBegin,
     StepMessage,
+    StepNotice,
     StepTask,
     StepTurn,
     phase_of,
@@ -222,6 +223,8 @@ class StepServer:
         work, dealing = self._work, self._dealings[number]
         with_client = self._randomness.random_bytes(SEED_BYTES)
         self._enter(PREPARING)
+        if not is_timed:
+            self._transport.say(CLIENT, StepNotice(number))
         with self._clock.at(LINEAR):
             model = FirstModel.of(work.terms, work.layers, work.limits)
         while dealing.seed is None or dealing.box is None:
@@ -238,6 +241,8 @@ class StepServer:
         taken = self._submit(CLIENT, StepBegin(number, int(is_timed)))
         dealt = self._dealt(dealing)
         role = First(work.terms, model, dealt, with_dealer, seed_of_step(work.terms, with_client), DEALER)
+        if not is_timed:
+            role.plan(work.terms.shape_of_step.orders)
         walk = step(role, None, None)
 
         def say(parts: tuple[Tensor, ...]) -> None:
@@ -250,7 +255,8 @@ class StepServer:
             if speaker.is_done:
                 break
             while not self._heard:
-                self._take_message()
+                if self._switchboard.has_something or not role.work_ahead():
+                    self._take_message()
             speaker.hear(self._heard.popleft(), must_lead=False)
         for ticket in (taken,) if is_timed else (prepared, taken):
             self._reply(ticket)

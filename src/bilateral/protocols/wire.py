@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, Final, TypeVar, get_type_hints
 
 import torch
@@ -108,8 +109,9 @@ def _field_types(kind: type[Message]) -> dict[str, Any]:
 def encode_parts(message: Message) -> list[bytes | memoryview]:
     """The message as pieces to be sent one after the other. Arrays are not copied: they must not change meanwhile."""
     payload: list[bytes | memoryview] = []
-    described = {item.name: _describe(getattr(message, item.name), payload) for item in fields(message)}
-    header = json.dumps({"type": type(message).__name__, "fields": described}, separators=(",", ":")).encode()
+    kind = type(message)
+    described = ",".join([f'"{name}":{_describe(getattr(message, name), payload)}' for name in _field_types(kind)])
+    header = f'{{"type":"{kind.__name__}","fields":{{{described}}}}}'.encode()
     header += b" " * (-(len(_MAGIC) + 4 + len(header)) % _ALIGNMENT)  # arrays can then be used where they lie
     if len(header) > _MAX_HEADER:
         raise MalformedMessageError(
@@ -125,25 +127,38 @@ def _refusal(sender: str, what: str) -> MalformedMessageError:
     )
 
 
-def _describe(value: object, payload: list[bytes | memoryview]) -> Any:
+def _describe(value: object, payload: list[bytes | memoryview]) -> str:
+    """What the header says of a value, as JSON: by hand, because messages of a step are many and small."""
     match value:
+        case Tensor():
+            described = _describe_tensor(value.dtype, tuple(value.shape))
+            payload.append(_bytes_of(value))
+            return described
         case bool() | None:
             raise TypeError(f"a message cannot hold {value!r}")
         case int() | str():
-            return value
+            return json.dumps(value)
         case bytes():
             payload.append(value)
-            return {"bytes": len(value)}
-        case Tensor():
-            dtype = str(value.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
-                raise TypeError(f"a message cannot hold {value.dtype}")
-            payload.append(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-            return {"dtype": dtype, "shape": list(value.shape)}
+            return f'{{"bytes":{len(value)}}}'
         case tuple():
-            return [_describe(part, payload) for part in value]
+            return f"[{','.join([_describe(part, payload) for part in value])}]"
         case _:
             raise TypeError(f"a message cannot hold {type(value).__name__}")
+
+
+@lru_cache(maxsize=1024)
+def _describe_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise TypeError(f"a message cannot hold {dtype}")
+    return f'{{"dtype":"{name}","shape":[{",".join(map(str, shape))}]}}'
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Its memory, flat; a copy only where it is elsewhere or in another order."""
+    found = tensor.detach().cpu().contiguous().numpy().data
+    return found.cast("B") if tensor.numel() else memoryview(b"")
 
 
 def _split(data: bytes | bytearray, sender: str) -> tuple[dict[str, Any], memoryview]:
@@ -154,7 +169,7 @@ def _split(data: bytes | bytearray, sender: str) -> tuple[dict[str, Any], memory
     if length > _MAX_HEADER or start + length > len(data):
         raise _refusal(sender, f"its header of {length} bytes is cut off or too long")
     try:
-        header = parse_json(data[start : start + length])
+        header = parse_json(bytes(data[start : start + length]))
     except ValueError as error:
         raise _refusal(sender, "its header is not JSON") from error
     if not isinstance(header, dict):
@@ -203,7 +218,7 @@ class _Reader:
         fits = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS
         if not fits or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
             raise _refusal(self._sender, f"`{field}` has no valid shape")
-        if math.prod(max(size, 1) for size in shape) > _MAX_VALUES:  # a zero in the shape hides what does not fit
+        if math.prod([max(size, 1) for size in shape]) > _MAX_VALUES:  # a zero in the shape hides what does not fit
             raise _refusal(self._sender, f"`{field}` has a shape that no message has")
         dtype = _DTYPES[name]
         raw = self._take(field, math.prod(shape) * dtype.itemsize)

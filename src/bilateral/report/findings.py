@@ -66,7 +66,7 @@ def image(path: Path) -> Html:
     """A picture as a part of the page."""
     data = base64.b64encode(path.read_bytes()).decode()
     words = path.stem.replace("--", ": ").replace("-", " ")
-    return el("img", src=f"data:image/png;base64,{data}", alt=words, loading="lazy")
+    return el("img", src=f"data:image/png;base64,{data}", alt=words)
 
 
 def what(text: str) -> Html:

@@ -10,7 +10,10 @@ from bilateral.documents import parse_json
 from bilateral.errors import CheckpointError
 from bilateral.report.leakage_markdown import folded, table
 from bilateral.report.reproduced_table import AGREES, as_markdown, in_words
+from bilateral.reproduce.registry import TABLES
 
+LONG: Final = 200
+"""Findings with more letters than that become lists."""
 COMMAND: Final = "bilateral reproduce --output docs/reproductions --page docs/reproductions.md"
 PAPERS: Final = {
     "P0": "A practical privacy-preserving method in federated deep learning",
@@ -55,6 +58,7 @@ def page_of(tables: Sequence[Stored], folder: str) -> str:
         "[notation.md](notation.md).",
         "## In short",
         _in_short(tables),
+        *_not_stored(tables),
     ]
     paper = None
     for one in tables:
@@ -76,13 +80,15 @@ def _in_short(tables: Sequence[Stored]) -> str:
     return table(("table", "what", "scale", "took", "findings"), rows)
 
 
+def _not_stored(tables: Sequence[Stored]) -> list[str]:
+    """Tables that the command has, and nobody has stored."""
+    names = [f"`{name}`" for name in TABLES if name not in {one["table"] for one in tables}]
+    return [f"Not stored, and so not claimed here: {', '.join(names)}. The same command does them."] if names else []
+
+
 def _section(one: Stored, folder: str) -> list[str]:
     pictures = [f"![{picture['title']}]({folder}/{picture['file']})" for picture in one.get("pictures", ())]
-    findings = [
-        f"- {AGREES[finding['agrees']]}: {finding['asked']}. {_sentence(finding['found'])}"
-        + (f" *Why:* {_sentence(finding['why'])}" if finding["why"] else "")
-        for finding in one["findings"]
-    ]
+    findings = [_finding(finding) for finding in one["findings"]]
     differs = table(("setting", "paper", "here"), [(d["what"], d["paper"], d["here"]) for d in one["differs"]])
     remarks = [f"- {note}." for note in (*one["notes"], *(f"Not measured: {gap}" for gap in one["missing"]))]
     return [
@@ -94,6 +100,17 @@ def _section(one: Stored, folder: str) -> list[str]:
         folded(f"{len(one['cells'])} figures", as_markdown(one["cells"])),
         folded("Settings that differ", differs),
     ]
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    """One bullet; many parts are bullets below it."""
+    said = f"- {AGREES[finding['agrees']]}: {finding['asked']}"
+    parts = finding["found"].split("; ")
+    if len(finding["found"]) > LONG and len(parts) > 2:
+        said += ":\n" + "\n".join(f"  - {part}" for part in parts)
+    else:
+        said += f". {_sentence(finding['found'])}"
+    return said + (f" *Why:* {_sentence(finding['why'])}" if finding["why"] else "")
 
 
 def _sentence(text: str) -> str:

@@ -21,7 +21,18 @@ _COLUMNS: Final = (
     "word",
     "paper_id",
 )
-_HEAD: Final = ("dataset", "network", "method", "setting", "figure", "paper", "ours", "of seeds", "remark")
+_HEAD: Final = (
+    "data, in the paper",
+    "network, in the paper",
+    "method",
+    "setting",
+    "figure",
+    "paper",
+    "ours",
+    "of seeds",
+    "remark",
+)
+"""Ours may be of other data and another network: what differs is listed beside the cells."""
 AGREES: Final = {True: "agrees", False: "**does not agree**", None: "no comparison"}
 
 

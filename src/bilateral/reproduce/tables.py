@@ -162,4 +162,6 @@ class Found:
         return cell.factor * (max(values) - min(values)) if len(values) > 1 else None
 
     def word(self, cell: Cell) -> str:
-        return self.rows[cell.row].words.get(cell.key, "") if cell.row in self.rows else ""
+        """What is to be said of the figure, or of all that it belongs to (an experiment that was not done)."""
+        words = self.rows[cell.row].words if cell.row in self.rows else {}
+        return words.get(cell.key) or words.get(cell.key.split("/")[0], "")

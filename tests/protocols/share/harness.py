@@ -173,7 +173,7 @@ def compared(t, fraction_bits, style=HARDENED, seed=0):
     second = t - first
     mask, product, bit = (uniform_words(t.shape, 1000 * seed + i) for i in (1, 2, 3))
     answering, helping = (
-        Blinding.draw(Stream(secret, "comparison", 0, 0), tuple(t.shape), fraction_bits, style) for _ in range(2)
+        Blinding.draw(Stream.of(secret, "comparison", 0, 0), tuple(t.shape), fraction_bits, style) for _ in range(2)
     )
     masked = helping.blind_second(second, answering.blind_first(first, mask))
     judged = judge(masked, mask, product, bit)

@@ -33,6 +33,7 @@ _MAX_FRAME_BYTES: Final = 1 << 36
 _MAX_HELLO_BYTES: Final = 1 << 12
 _HELLO_SECONDS: Final = 5.0
 _BUFFER_BYTES: Final = 1 << 22
+_PATIENCE_SECONDS: Final = 3e-4
 _PARTS_AT_ONCE: Final = 64  # systems take 16 to 1024
 
 
@@ -102,6 +103,13 @@ class Connection:
             if count:
                 self._unsent[0] = self._unsent[0][count:]
 
+    def push(self) -> None:
+        """Send as long as the other end keeps taking: systems hold less than a large message, and whoever goes on to
+        compute would leave the rest of it for later. One that is busy is not waited for."""
+        self.write_some()
+        while self._unsent and select.select([], [self], [], _PATIENCE_SECONDS)[1]:
+            self.write_some()
+
     def read_some(self) -> bytearray | None:
         """Take what has come; a frame's content when it is whole, None before."""
         while True:
@@ -151,6 +159,11 @@ class Connection:
         """Return when something has come (or the other end is gone)."""
         select.select([self], [], [])
 
+    @property
+    def has_something(self) -> bool:
+        """Whether something has come."""
+        return bool(select.select([self], [], [], 0)[0])
+
     def receive(self) -> Message:
         """The next message; waits for it."""
         while (frame := self.read_some()) is None:
@@ -175,15 +188,15 @@ class Switchboard:
         self._tickets: dict[str, deque[int]] = {party: deque() for party in connections}
 
     def submit(self, ticket: int, party: str, message: Message) -> None:
-        """Send, and do not wait: what does not fit into the connection's buffer goes with `next_reply`."""
+        """Send, and do not wait for a party that is busy: what it does not take goes with `next_reply`."""
         self.connections[party].queue(message)
-        self.connections[party].write_some()
+        self.connections[party].push()
         self._tickets[party].append(ticket)
 
     def say(self, party: str, message: Message) -> None:
         """As `submit`, but for no answer."""
         self.connections[party].queue(message)
-        self.connections[party].write_some()
+        self.connections[party].push()
 
     def next_reply(self) -> tuple[int, Message]:
         """Wait for any reply. A party answers in the order in which it was asked."""
@@ -197,6 +210,13 @@ class Switchboard:
                     message = connection.decode(frame)
                     is_asked = not isinstance(message, self.unasked)
                     return self._tickets[connection.party].popleft() if is_asked else UNASKED, message
+
+    @property
+    def has_something(self) -> bool:
+        """Whether something has come of anybody, or can be sent that waits."""
+        unsent = [connection for connection in self.connections.values() if connection.has_unsent]
+        readable, writable, _ = select.select(list(self.connections.values()), unsent, [], 0)
+        return bool(readable or writable)
 
     def forget(self) -> None:
         """What was sent cannot be called back; the replies are read and ignored."""

@@ -25,6 +25,7 @@ from bilateral.reproduce.papers.attack_rows import (
 )
 from bilateral.reproduce.papers.shared import ACCURACY, DRIFT, SHORT
 from bilateral.reproduce.papers.systems import (
+    BARELY,
     CENTRAL,
     CIPHERS,
     EPSILON,
@@ -178,7 +179,7 @@ def table_2(scale: Scale, data_dir: Path | None) -> Design:  # noqa: ARG001
             verdicts("Reconstruction by the server, PSNR in dB", attacks),
             verdicts("A server that asks for other sums than it should (ledger, line 19), PSNR in dB", opened),
         ),
-        notes=(_AS_READ, _SHORT_AUDIT) if scale == "quick" else (_AS_READ,),
+        notes=(BARELY, _AS_READ, _SHORT_AUDIT) if scale == "quick" else (_AS_READ,),
         missing=("CIFAR-100 with ResNet-56, and reconstruction of batches under BatchNorm",),
         curves_of=(trained.name,),
     )
@@ -267,7 +268,7 @@ def table_4(scale: Scale, data_dir: Path | None) -> Design:  # noqa: ARG001
             Differs("attack", "on the last model", "six attacks of the audit on the last model; the best one"),
         ),
         judges=(verdicts("Membership by a client, balanced accuracy (chance 0.5)", attacks),),
-        notes=(_SHORT_AUDIT,) if scale == "quick" else (),
+        notes=(BARELY, _SHORT_AUDIT) if scale == "quick" else (),
         missing=(f"membership under {', '.join(left_out)}: trainings of hundreds of rounds under real keys (`--full`)",)
         if left_out
         else (),

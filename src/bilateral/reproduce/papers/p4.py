@@ -23,7 +23,8 @@ MNIST_NETWORKS: Final = {
 }
 OURS: Final = ("PrivHFL", "PrivHFL CPU", "PrivHFL GPU")
 _ORDER: Final = (
-    "At this size the differences are a point or two; the control shows how much of the gain is training for longer"
+    "Quick clients are barely better than chance, and what such clients answer teaches little; docs/measurements.md "
+    "has larger ones"
 )
 
 

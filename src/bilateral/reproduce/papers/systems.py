@@ -32,6 +32,12 @@ LANES: Final = ("masks", MASKED, SEALED, *CIPHERS, *IN_THE_CLEAR)
 BASE_SETTINGS: Final[Mapping[str, Any]] = {"data.name": "digits", "federation.clients": 5, "training.loss": "mse"}
 
 
+BARELY: Final = (
+    "Quick: all systems train for 8 rounds with the squared error, after which no model has learned much: accuracies "
+    "say only whether systems train alike"
+)
+
+
 def systems_row(scale: Scale) -> Row:
     """Whole runs, everything encrypted that is to be: accuracy, seconds and bytes of the same rounds."""
     rounds = 8 if scale == "quick" else 150

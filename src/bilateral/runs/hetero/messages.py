@@ -42,6 +42,8 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SessionRequest,
     SummedLogits,
+    Tables,
+    TablesRequest,
 )
 
 
@@ -131,6 +133,7 @@ REPLY_OF: Final[Mapping[type[Message], type[Message]]] = MappingProxyType(
         SessionRequest: MaskedModel,
         SessionNotice: Acknowledged,
         BatchRequest: Correlations,
+        TablesRequest: Tables,
         Carries: AnswererTurn,
         QueryRequest: QueryShare,
         ServerTurn: AnswererTurn,

@@ -13,7 +13,7 @@ from bilateral.errors import OutOfRangeError
 from bilateral.protections.sealed import dealing
 from bilateral.protections.sealed.boxes import BoxContent, seal_box
 from bilateral.protocols.share.gates import sealed as comparisons
-from bilateral.protocols.share.ring.streams import Stream
+from bilateral.protocols.share.ring.streams import Keystream, Stream
 from bilateral.protocols.share.training import parties, roles
 from bilateral.protocols.share.training.parties import as_words, deal, seed_of_step
 
@@ -36,11 +36,17 @@ def bare_weights(patch):
 def one_mask_for_all_rounds(patch):
     """B and B' come again in every round, whatever the seed."""
 
-    class Repeated(Stream):
-        def __init__(self, seed, purpose, number, size):
-            super().__init__(bytes(32) if purpose in ("value mask", "delta mask") else seed, purpose, number, size)
+    class Repeated(Keystream):
+        def __init__(self, seed, size):
+            super().__init__(seed, size)
+            self._always = Keystream(bytes(32), size)
 
-    patch.setattr(roles, "Stream", Repeated)
+        def stream(self, purpose, index):
+            if purpose in ("value mask", "delta mask"):
+                return self._always.stream(purpose, index)
+            return super().stream(purpose, index)
+
+    patch.setattr(roles, "Keystream", Repeated)
 
 
 def one_seed_for_both(patch):
@@ -72,7 +78,7 @@ def one_box_for_all_rounds(patch):
 
 def betas_that_are_zero(patch):
     """Signs of comparisons are opened as they are."""
-    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
+    by_first, by_second = comparisons._drawn_whole, comparisons.drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -87,12 +93,12 @@ def betas_that_are_zero(patch):
         return r, own
 
     patch.setattr(comparisons, "_drawn_whole", first)
-    patch.setattr(comparisons, "_drawn_own", second)
+    patch.setattr(comparisons, "drawn_own", second)
 
 
 def betas_that_are_biased(patch):
     """Seven of eight betas are zero."""
-    by_first, by_second = comparisons._drawn_whole, comparisons._drawn_own
+    by_first, by_second = comparisons._drawn_whole, comparisons.drawn_own
 
     def thinned(own):
         own = own.clone()
@@ -108,22 +114,21 @@ def betas_that_are_biased(patch):
         return r, thinned(own)
 
     patch.setattr(comparisons, "_drawn_whole", first)
-    patch.setattr(comparisons, "_drawn_own", second)
+    patch.setattr(comparisons, "drawn_own", second)
 
 
 def corrections_in_the_clear(patch):
     """The server is dealt e itself, and not a share of it."""
 
-    class Bare(Stream):
-        def __init__(self, seed, purpose, number, size):
-            super().__init__(seed, purpose, number, size)
-            self._is_gradient = purpose == "gradient"
-
+    class Zeros(Stream):
         def words(self, *shape):
-            found = super().words(*shape)
-            return torch.zeros_like(found) if self._is_gradient else found
+            return torch.zeros_like(super().words(*shape))
 
-    patch.setattr(roles, "Stream", Bare)
+    class Bare(Keystream):
+        def stream(self, purpose, index):
+            return Zeros(self, purpose, index) if purpose == "gradient" else super().stream(purpose, index)
+
+    patch.setattr(roles, "Keystream", Bare)
 
 
 @pytest.mark.parametrize(

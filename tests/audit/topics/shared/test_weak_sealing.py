@@ -86,7 +86,7 @@ def weakened(change_r=unchanged, change_own=unchanged):
 
     The dealer draws with them, by the same functions.
     """
-    real_first, real_second = sealed._drawn_whole, sealed._drawn_own
+    real_first, real_second = sealed._drawn_whole, sealed.drawn_own
 
     def first(stream, width):
         r, dealt, own, selection = real_first(stream, width)
@@ -96,7 +96,7 @@ def weakened(change_r=unchanged, change_own=unchanged):
         r, own = real_second(stream, width)
         return change_r(r), change_own(own)
 
-    return [(sealed, "_drawn_whole", first), (sealed, "_drawn_own", second)]
+    return [(sealed, "_drawn_whole", first), (sealed, "drawn_own", second)]
 
 
 def always_the_same(drawn):
@@ -151,7 +151,7 @@ def test_weak_sealing_shows_activations_to_both_computing_parties(setting, monke
 
 def beta_of_r():
     """Beta is bit 32 of r, and all else is uniform to the server: the first party alone draws the low bits of r."""
-    real_first, real_second = sealed._drawn_whole, sealed._drawn_own
+    real_first, real_second = sealed._drawn_whole, sealed.drawn_own
 
     def first(stream, width):
         r, dealt, own, selection = real_first(stream, width)
@@ -163,7 +163,7 @@ def beta_of_r():
         r, own = real_second(stream, width)
         return r & ~((1 << (width.sign_bit + 1)) - 1), no_beta(own)
 
-    return [(sealed, "_drawn_whole", first), (sealed, "_drawn_own", second)]
+    return [(sealed, "_drawn_whole", first), (sealed, "drawn_own", second)]
 
 
 def test_a_beta_that_has_to_do_with_r_is_seen_in_both_together(setting, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,7 +14,14 @@ from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.share.circuit.compiler import compile_model
 from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.circuit.plaintext import linear_map, predict
-from bilateral.protocols.share.computing.dealer import Dealer, DealerSeeds, expect_dealt, widths
+from bilateral.protocols.share.computing.dealer import (
+    Dealer,
+    DealerSeeds,
+    DealtLayers,
+    expect_layers,
+    expect_tables,
+    widths,
+)
 from bilateral.protocols.share.computing.first import Batch, FirstParty, FirstSeeds, expect_batch, masked_weights
 from bilateral.protocols.share.computing.second import SecondParty, SecondSeeds
 from bilateral.protocols.share.gates.styles import HARDENED, PUBLISHED, SEALED, STYLES
@@ -52,7 +59,8 @@ class Parties:
     def compute(self, x, shares=1):
         """Shares of the circuit's output for shares of x."""
         self.second.multiply()
-        bits = self.second.combine(self.dealer.deal(self.batch))
+        bits = self.second.combine(self.dealer.deal_layers(self.batch))
+        self.second.take_tables(self.dealer.deal_comparisons(self.batch))
         share = uniform_words(x.shape, shares)
         first, second = Speaker(self.first.evaluate(share), "second"), Speaker(self.second.evaluate(x - share), "first")
         first.hear(bits, must_lead=False)
@@ -94,7 +102,7 @@ def test_each_share_of_the_output_alone_is_uniform(model, style):
 
 def test_dealings_of_two_batches_have_nothing_in_common(model):
     dealer = Dealer(model.circuit, SEALED, DealerSeeds(DEALER_FIRST, DEALER_SECOND))
-    first, second, larger = (dealer.deal(batch) for batch in (Batch(0, 64), Batch(1, 64), Batch(0, 128)))
+    first, second, larger = (all_dealt(dealer, batch) for batch in (Batch(0, 64), Batch(1, 64), Batch(0, 128)))
     for other in (second, larger):
         for name in ("products", "carries", "comparisons"):
             for a, b in zip(getattr(first, name), getattr(other, name), strict=True):
@@ -106,14 +114,36 @@ def test_dealings_of_two_batches_have_nothing_in_common(model):
 @pytest.mark.parametrize("style", [HARDENED, PUBLISHED], ids=lambda style: style.name)
 def test_a_judging_dealer_deals_nothing_for_comparisons(model, style):
     assert widths(model.circuit, style, 3) == []
-    dealt = Dealer(model.circuit, style, DealerSeeds(DEALER_FIRST, DEALER_SECOND)).deal(Batch(0, 3))
-    assert dealt.comparisons == ()
+    dealer = Dealer(model.circuit, style, DealerSeeds(DEALER_FIRST, DEALER_SECOND))
+    assert dealer.deal_comparisons(Batch(0, 3)) == ()
 
 
 def test_a_sealed_dealer_judges_nothing(model):
     judging = Dealer(model.circuit, SEALED, DealerSeeds(DEALER_FIRST, DEALER_SECOND)).judging(Batch(0, 3))
     with pytest.raises(ProtocolError, match="asked for more comparisons than are judged"):
         judging.judge(torch.zeros(3, model.circuit.comparisons[0].size, dtype=torch.int64), "mallory")
+
+
+@dataclass(frozen=True)
+class AllDealt:
+    products: tuple
+    carries: tuple
+    comparisons: tuple
+
+
+def all_dealt(dealer, batch):
+    layers = dealer.deal_layers(batch)
+    return AllDealt(layers.products, layers.carries, dealer.deal_comparisons(batch))
+
+
+def taken(second, dealt):
+    second.combine(DealtLayers(dealt.products, dealt.carries))
+    second.take_tables(dealt.comparisons)
+
+
+def expect_dealt(dealt, circuit, style, size):
+    expect_layers("deana", DealtLayers(dealt.products, dealt.carries), circuit, size)
+    expect_tables("deana", dealt.comparisons, circuit, style, size)
 
 
 SPOILED = {
@@ -137,22 +167,22 @@ def test_what_was_not_dealt_for_this_circuit_and_batch_is_refused_by_the_dealers
     parties = Parties(model, SEALED)
     parties.second.multiply()
     with pytest.raises(MalformedMessageError, match="from the dealer: expected"):
-        parties.second.combine(SPOILED[what](parties.dealer.deal(parties.batch)))
+        taken(parties.second, SPOILED[what](all_dealt(parties.dealer, parties.batch)))
 
 
 @pytest.mark.parametrize("other", [HARDENED, SEALED], ids=lambda style: style.name)
 def test_what_was_dealt_for_another_style_size_or_range_is_refused(model, other):
     seeds = DealerSeeds(DEALER_FIRST, DEALER_SECOND)
-    dealt = Dealer(model.circuit, other, seeds).deal(Batch(0, SIZE))
-    expect_dealt("deana", dealt, model.circuit, other, SIZE)
+    dealt = all_dealt(Dealer(model.circuit, other, seeds), Batch(0, SIZE))
+    expect_dealt(dealt, model.circuit, other, SIZE)
     style = SEALED if other is HARDENED else HARDENED
     with pytest.raises(MalformedMessageError, match="from deana"):
-        expect_dealt("deana", dealt, model.circuit, style, SIZE)
+        expect_dealt(dealt, model.circuit, style, SIZE)
     with pytest.raises(MalformedMessageError, match="from deana"):
-        expect_dealt("deana", dealt, model.circuit, other, SIZE + 1)
+        expect_dealt(dealt, model.circuit, other, SIZE + 1)
     if other is SEALED:
         with pytest.raises(MalformedMessageError, match="from deana"):
-            expect_dealt("deana", dealt, replace(model.circuit, value_bits=8), other, SIZE)
+            expect_dealt(dealt, replace(model.circuit, value_bits=8), other, SIZE)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**40])

@@ -24,7 +24,7 @@ class Planned:
     """
 
     def __init__(self, seed, party, changes=None, width=None):
-        self._stream = Stream(f"{party} {seed}".encode().ljust(32), "comparison", 0, 0)
+        self._stream = Stream.of(f"{party} {seed}".encode().ljust(32), "comparison", 0, 0)
         self._changes, self._width, self._has_selection = changes or {}, width, party == "first"
 
     def words(self, *shape):

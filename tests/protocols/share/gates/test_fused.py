@@ -38,7 +38,7 @@ def small_products(generator: torch.Generator, *shape: int) -> Tensor:
 @given(seed=st.integers(0, 2**32), batch=st.integers(1, 3), size=st.integers(1, 70), fraction_bits=st.integers(16, 30))
 def test_fused_blinding_is_the_tensor_blinding(seed, batch, size, fraction_bits):
     generator = torch.Generator().manual_seed(seed)
-    stream = Stream(seed.to_bytes(32, "little"), "comparison", 0, 0)
+    stream = Stream.of(seed.to_bytes(32, "little"), "comparison", 0, 0)
     fast = Blinding.draw(stream, (batch, size), fraction_bits, HARDENED)
     share, addend, product, bit = (ring_values(generator, batch, size) for _ in range(4))
     slow_first = fast._reorder(fast.signs * (fast.factors * share + fast.offsets)) + addend
@@ -103,13 +103,13 @@ def test_packed_bits_end_in_zeros():
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 300))
 def test_random_orders_are_permutations(seed, size):
-    orders = random_orders(Stream(seed.to_bytes(32, "little"), "comparison", 1, 0), 2, size)
+    orders = random_orders(Stream.of(seed.to_bytes(32, "little"), "comparison", 1, 0), 2, size)
     assert torch.equal(orders.sort(1).values, torch.arange(size).expand(2, size))
 
 
 def test_random_orders_are_uniform():
     """All 24 orders of four elements, with the same frequency (chi-squared with 23 degrees: 60 is 4e-5)."""
-    orders = random_orders(Stream(bytes(32), "comparison", 2, 0), 24000, 4)
+    orders = random_orders(Stream.of(bytes(32), "comparison", 2, 0), 24000, 4)
     codes = (orders * torch.tensor([64, 16, 4, 1])).sum(1)
     _, counts = codes.unique(return_counts=True)
     assert len(counts) == 24

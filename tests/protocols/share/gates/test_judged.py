@@ -72,7 +72,7 @@ def test_the_blinded_number_is_as_documented(style, fraction_bits):
     """u = s (k t + e) with k odd, 0 < e < k, in the drawn order, and below 2^62 in size."""
     t = edges(fraction_bits).repeat(20, 20)
     u, _ = compared(t, fraction_bits, style, seed=3)
-    stream = Stream((3).to_bytes(8, "little") * 4, "comparison", 0, 0)
+    stream = Stream.of((3).to_bytes(8, "little") * 4, "comparison", 0, 0)
     drawn = Blinding.draw(stream, tuple(t.shape), fraction_bits, style)
     k, e, s = drawn.factors, drawn.offsets, drawn.signs
     assert bool((k % 2 == 1).all()) and int(k.min()) >= 3 and int(k.max()) < 2 ** factor_bits(fraction_bits)
@@ -108,14 +108,14 @@ def test_odd_inverse_of_small_and_large_factors_is_pythons():
 
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 def test_orders_are_permutations_and_both_parties_draw_the_same(size):
-    first, second = (random_orders(Stream(SEED, "comparison", 4, 0), 7, size) for _ in range(2))
+    first, second = (random_orders(Stream.of(SEED, "comparison", 4, 0), 7, size) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(first.sort(dim=1).values, torch.arange(size).expand(7, size))
 
 
 def test_every_order_of_four_elements_is_equally_likely():
     draws = 24_000
-    orders = random_orders(Stream(SEED, "comparison", 0, 0), draws, 4)
+    orders = random_orders(Stream.of(SEED, "comparison", 0, 0), draws, 4)
     counts = torch.bincount((orders * torch.tensor([64, 16, 4, 1])).sum(1))
     counts = counts[counts > 0].double()
     assert len(counts) == 24

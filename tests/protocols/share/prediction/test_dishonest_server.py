@@ -57,7 +57,7 @@ def test_a_server_that_shows_another_circuit_does_not_learn_masks_of_activations
     anna.handle(Carries(ID, 0, 1, bits))
     anna.handle(ServerTurn(ID, 0, 0, (torch.zeros(1, 6, dtype=torch.int64),)))
     terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
-    stream = Stream(terms.seed(group.rings[QUERIER].pair_secret("anna")), "comparison", 0, 1)
+    stream = Stream.of(terms.seed(group.rings[QUERIER].pair_secret("anna")), "comparison", 0, 1)
     masks = set(stream.words(90).tolist())
     guesses = {int(word) for bit in told for word in (-bit, 1 - bit)}
     assert not guesses & masks
@@ -67,7 +67,7 @@ def test_batches_of_different_sizes_have_different_masks(parties):
     group, model = parties
     terms = SessionAgreement(ID, QUERIER, "anna", model.circuit.to_json(), "hardened")
     seed = terms.seed(group.rings[QUERIER].pair_secret("anna"))
-    words = [set(Stream(seed, "comparison", 0, size).words(50).tolist()) for size in (1, 2)]
+    words = [set(Stream.of(seed, "comparison", 0, size).words(50).tolist()) for size in (1, 2)]
     assert not words[0] & words[1]
 
 

@@ -25,6 +25,7 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SessionRequest,
     SummedLogits,
+    TablesRequest,
 )
 from bilateral.protocols.share.prediction.parties import PredictionClient
 from bilateral.protocols.share.ring.packing import num_words
@@ -146,7 +147,7 @@ def test_the_server_cannot_be_the_querying_party(group, model):
         reply = group.clients["anna"].handle(SessionRequest(ID, "server"))
         secret = group.rings["server"].pair_secret("anna")
         seed = session_seed(secret, ID, "server", "anna", model.circuit, group.style)
-        stolen = reply.weights[0] - Stream(seed, "weights", 0, 0).words(*reply.weights[0].shape)
+        stolen = reply.weights[0] - Stream.of(seed, "weights", 0, 0).words(*reply.weights[0].shape)
         assert not torch.equal(stolen, model.layers[0].weight), "all weights are stolen"
 
 
@@ -159,7 +160,7 @@ def test_the_server_cannot_be_the_answering_party(group, model):
         share = querier.handle(QueryRequest(ID, 0)).share
         secret = group.rings["server"].pair_secret(QUERIER)
         seed = session_seed(secret, ID, QUERIER, "server", model.circuit, group.style)
-        stolen = (share + Stream(seed, "input", 0, 2).words(*share.shape)).double() / 2**20
+        stolen = (share + Stream.of(seed, "input", 0, 2).words(*share.shape)).double() / 2**20
         assert (stolen - QUERIES.double()).abs().max() > 1e-3, "all queries are stolen"
 
 
@@ -226,6 +227,17 @@ def test_a_mask_never_hides_two_queries(opened):
         assert (learned - (other - QUERIES).double()).abs().max() > 1e-3
 
 
+def test_tables_of_a_batch_are_dealt_once(opened):
+    session_id, querier, _ = opened
+    with pytest.raises(ProtocolError, match="not open"):
+        querier.handle(TablesRequest(session_id, 0))
+    querier.handle(BatchRequest(session_id, 0, 2))
+    if querier._style is SEALED:
+        assert querier.handle(TablesRequest(session_id, 0)).comparisons
+    with pytest.raises(ProtocolError, match="has all that it needs"):
+        querier.handle(TablesRequest(session_id, 0))
+
+
 def test_the_share_of_a_batchs_queries_is_given_once(opened):
     session_id, querier, _ = opened
     querier.handle(BatchRequest(session_id, 0, 2))
@@ -283,7 +295,7 @@ def test_a_refused_comparison_leaves_the_stream_where_the_answering_party_has_it
     found = querier.handle(BlindedValues(session.session_id, 0, values))
     secret = group.rings[QUERIER].pair_secret("anna")
     seed = session_seed(secret, session.session_id, QUERIER, "anna", model.circuit, HARDENED)
-    stream = Stream(seed, "comparison", 0, 2)
+    stream = Stream.of(seed, "comparison", 0, 2)
     u, product, bit = values - stream.words(2, 5), stream.words(2, 5), stream.words(2, 5)
     assert torch.equal(found.products, u.clamp_min(0) - product)
     assert torch.equal(found.bits, (u > 0).long() - bit)

@@ -32,6 +32,7 @@ from bilateral.protocols.share.prediction.messages import (
     QueryRequest,
     SessionNotice,
     SummedLogits,
+    TablesRequest,
 )
 from bilateral.protocols.share.ring.streams import Stream
 
@@ -139,7 +140,7 @@ def test_everything_that_the_server_receives_is_uniform(runs, style, name):
     assert {part for part, _ in view} == {
         "MaskedModel.weights", "Correlations.products", "Correlations.carries", "QueryShare.share",
         "AnswererTurn.parts",
-        *(("SelectedValues.products", "SelectedValues.bits") if style.is_judged else ("Correlations.comparisons",)),
+        *(("SelectedValues.products", "SelectedValues.bits") if style.is_judged else ("Tables.comparisons",)),
     }  # fmt: skip
     assert len(large_parts(view)) == (7 if style.is_judged else 6)
     assert_all_uniform(view)
@@ -236,7 +237,7 @@ def unmasked(group, style=HARDENED):
     first = group.received(QUERIER, BlindedValues)[0]
     circuit = Circuit.from_json(group.received(QUERIER, SessionNotice)[0].circuit, "anna")
     seed = session_seed(group.rings[QUERIER].pair_secret("anna"), first.session_id, QUERIER, "anna", circuit, style)
-    stream = Stream(seed, "comparison", 0, len(first.values))
+    stream = Stream.of(seed, "comparison", 0, len(first.values))
     views, masks = [], []
     for message in group.received(QUERIER, BlindedValues):
         mask = stream.words(*message.values.shape)
@@ -262,7 +263,7 @@ def test_a_simulator_makes_the_querying_partys_view_of_a_sealed_prediction_from_
         (logits,) = group.received(QUERIER, SummedLogits)
         assert_identical(view_of_client(group, QUERIER), simulated_querier(logits.logits))
         kinds = [type(exchange.request) for exchange in group.log if exchange.party == QUERIER]
-        assert kinds == [SessionNotice, BatchRequest, QueryRequest, SummedLogits]
+        assert kinds == [SessionNotice, BatchRequest, TablesRequest, QueryRequest, SummedLogits]
         if "large" not in name and "huge" not in name:  # those leave the range
             assert (group.answer - predict(answered, queries)).abs().max() < 2**-12
 

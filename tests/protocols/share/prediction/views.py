@@ -117,7 +117,7 @@ def simulated_server(circuit, batch, style, seed):
     if not style.is_judged:
         for one in circuit.comparisons:
             width = Width.of(batch * one.size, circuit.value_bits, one.fraction_bits)
-            view += [("Correlations.comparisons", draw.words(*shape)) for shape in width.dealt_shapes]
+            view += [("Tables.comparisons", draw.words(*shape)) for shape in width.dealt_shapes]
     view.append(("QueryShare.share", draw.words(batch, *circuit.input_shape)))
     judged = []
     for step, value, (_, comparisons) in zip(

@@ -27,8 +27,10 @@ def machine(monkeypatch):
         monkeypatch.delenv(cpu_features.VARIABLE, raising=False)
         monkeypatch.setattr(cpu_features, "compiled_features", lambda: frozenset(features))
         monkeypatch.setattr(cpu_features, "tiles_are_permitted", lambda: permitted)
+        cpu_features._fastest.cache_clear()
 
-    return pretend
+    yield pretend
+    cpu_features._fastest.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def by_gates(walk, *values, number=0, shares=None, limits=None):
 
 def kept_by_dropout(step, index, shape, threshold):
     """Ones and zeros that both parties draw from the seed that they share."""
-    stream = Stream(seed_of_step(step.terms, step.seeds[1]), "dropout", index, step.terms.batch_size)
+    stream = Stream.of(seed_of_step(step.terms, step.seeds[1]), "dropout", index, step.terms.batch_size)
     return ((stream.words(*shape) & 0xFFFFF) >= threshold).double()
 
 

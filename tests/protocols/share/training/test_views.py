@@ -24,7 +24,7 @@ from bilateral.protocols.share.circuit.description import Circuit, Dense, Relu
 from bilateral.protocols.share.circuit.gradient_maps import weight_gradient
 from bilateral.protocols.share.circuit.plaintext import PrivateLayer, linear_map
 from bilateral.protocols.share.gates import sealed
-from bilateral.protocols.share.ring.streams import Stream
+from bilateral.protocols.share.ring.streams import Keystream, Stream
 from bilateral.protocols.share.training import forward, roles
 from bilateral.protocols.share.training.parties import FirstParty, deal, seed_of_step
 from bilateral.protocols.share.training.roles import Dealing, First, Second
@@ -180,10 +180,10 @@ def streams(made):
     dealer_first, dealer_second, _ = (seed_of_step(made.terms, seed) for seed in made.seeds)
 
     def first(purpose, number, *shape):
-        return Stream(dealer_first, purpose, number, made.terms.batch_size).words(*shape)
+        return Stream.of(dealer_first, purpose, number, made.terms.batch_size).words(*shape)
 
     def second(purpose, number, *shape):
-        return Stream(dealer_second, purpose, number, made.terms.batch_size).words(*shape)
+        return Stream.of(dealer_second, purpose, number, made.terms.batch_size).words(*shape)
 
     return first, second
 
@@ -194,13 +194,13 @@ def corrections(made):
     wanted = [linear.weight_shape(source) for linear, source in pairs]
     dry = Dealing(made.terms, None)
     places = []
-    original = dry.gradient
+    original = dry.expect_gradient
 
     def gradient(*arguments):
         places.append(len(dry.dealt_shapes))
         return (yield from original(*arguments))
 
-    dry.gradient = gradient
+    dry.expect_gradient = gradient
     run(step(dry, None, None))
     dealt = made.dealt()
     found = [dealt[place] for place in places]
@@ -456,6 +456,21 @@ def test_the_dealer_hears_nothing_and_deals_the_same_whatever_the_weights_and_th
 # Streams are read once.
 
 
+def noting(note):
+    """Keystreams that tell which of their streams are opened: `note(seed, purpose, number)`."""
+
+    class Noting(Keystream):
+        def __init__(self, seed, batch_size):
+            super().__init__(seed, batch_size)
+            self._seed = seed
+
+        def stream(self, purpose, index):
+            note(self._seed, purpose, index)
+            return super().stream(purpose, index)
+
+    return Noting
+
+
 def test_no_stream_is_read_twice_for_two_purposes(monkeypatch):
     """Each of (seed, purpose, number) is opened once by a party, but for masks that are known to be one and the same.
 
@@ -463,13 +478,7 @@ def test_no_stream_is_read_twice_for_two_purposes(monkeypatch):
     layers read is blinded once for both.
     """
     opened = []
-
-    class Noting(Stream):
-        def __init__(self, seed, purpose, number, batch_size):
-            opened.append((seed, purpose, number))
-            super().__init__(seed, purpose, number, batch_size)
-
-    monkeypatch.setattr(roles, "Stream", Noting)
+    monkeypatch.setattr(roles, "Keystream", noting(lambda *named: opened.append(named)))
     made = made_of("any")
     first, second = made.first(), made.second(made.first().masked_weights())
     opened.clear()
@@ -585,8 +594,12 @@ def test_a_missing_mask_is_found(monkeypatch):
 
 def test_masks_of_values_that_are_used_twice_are_found(monkeypatch):
     """The same mask for every value: what is left of equal values is equal."""
-    original = Second._mask
-    monkeypatch.setattr(Second, "_mask", lambda self, purpose, number, shape: original(self, "value mask", 0, shape))
+
+    def mask(self, purpose, number, shape):
+        del purpose, number
+        return self._stream("value mask", 0).words(*shape)
+
+    monkeypatch.setattr(Second, "_mask", mask)
     made = with_weights(replace(layer_step(), inputs=torch.zeros(BATCH, WIDE)), 0)
     with pytest.raises(AssertionError, match="used twice"):
         assert_opened_hides_everything(made, monkeypatch)
@@ -603,7 +616,7 @@ def test_masks_of_gates_that_are_used_twice_are_found(monkeypatch):
 @pytest.mark.parametrize("numbers", [lambda drawn: drawn & 0, lambda drawn: drawn & (drawn >> 1)])
 def test_a_biased_beta_is_found(monkeypatch, numbers):
     """The bit that hides the sign is zero, or more often zero than one, in both parties' parts."""
-    by_first, by_second = sealed._drawn_whole, sealed._drawn_own
+    by_first, by_second = sealed._drawn_whole, sealed.drawn_own
 
     def first(stream, width):
         r, bits, own, selection = by_first(stream, width)
@@ -621,7 +634,7 @@ def test_a_biased_beta_is_found(monkeypatch, numbers):
 
     assert_uniform(opened_signs())
     monkeypatch.setattr(sealed, "_drawn_whole", first)
-    monkeypatch.setattr(sealed, "_drawn_own", second)
+    monkeypatch.setattr(sealed, "drawn_own", second)
     with pytest.raises(AssertionError):
         assert_uniform(opened_signs())
 
@@ -636,14 +649,8 @@ def test_a_seed_in_common_with_the_dealer_would_tell_it_what_is_dropped():
     assert all(torch.equal(a, b) for a, b in zip(dealt, made_again.dealt(), strict=True))
     # None of the dealer's streams has the purposes of the common one.
     opened = []
-
-    class Noting(Stream):
-        def __init__(self, seed, purpose, number, batch_size):
-            opened.append(purpose)
-            super().__init__(seed, purpose, number, batch_size)
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(roles, "Stream", Noting)
+        patched.setattr(roles, "Keystream", noting(lambda _seed, purpose, _number: opened.append(purpose)))
         made.dealt()
     assert opened and not {"dropout", "signs"} & set(opened)
 

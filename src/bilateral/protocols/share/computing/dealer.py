@@ -7,6 +7,7 @@ setting, `gates/styles`) it also answers, later, which of some blinded numbers a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,16 +33,15 @@ class DealerSeeds:
 
 
 @dataclass(frozen=True, repr=False)
-class Dealt:
-    """For the second party, for one batch: uniform to it.
+class DealtLayers:
+    """For the second party, for the linear layers of one batch: uniform to it.
 
-    `products`: its shares of (mask of the weights) times (mask of the input), a tensor a linear layer. `carries`: of
-    products of bits, for truncation (int32). `comparisons`: two tensors a comparison (`sealed.Width.dealt_shapes`).
+    `products`: its shares of (mask of the weights) times (mask of the input), a tensor a layer. `carries`: of products
+    of bits, for truncation (int32).
     """
 
     products: tuple[Tensor, ...]
     carries: tuple[Tensor, ...]
-    comparisons: tuple[Tensor, ...]
 
 
 def widths(circuit: Circuit, style: ComparisonStyle, batch_size: int) -> list[sealed.Width]:
@@ -54,16 +54,22 @@ def widths(circuit: Circuit, style: ComparisonStyle, batch_size: int) -> list[se
     ]
 
 
-def expect_dealt(sender: str, dealt: Dealt, circuit: Circuit, style: ComparisonStyle, batch_size: int) -> None:
-    """Refuse what was not dealt for this circuit, style and batch, naming the sender."""
+def expect_layers(sender: str, dealt: DealtLayers, circuit: Circuit, batch_size: int) -> None:
+    """Refuse what was not dealt for this circuit and batch, naming the sender."""
     expect_count(sender, "products", len(dealt.products), len(circuit.linear_steps))
     expect_count(sender, "carries", len(dealt.carries), len(circuit.linear_steps))
     for product, carries, value in zip(dealt.products, dealt.carries, circuit.linear_values, strict=True):
         expect_tensor(sender, "products", product, (batch_size, *value.shape), torch.int64)
         expect_tensor(sender, "carries", carries, (batch_size, *value.shape), torch.int32)
+
+
+def expect_tables(
+    sender: str, comparisons: Sequence[Tensor], circuit: Circuit, style: ComparisonStyle, batch_size: int
+) -> None:
+    """The same of what was dealt for comparisons: two tensors each (`sealed.Width.dealt_shapes`)."""
     shapes = [shape for width in widths(circuit, style, batch_size) for shape in width.dealt_shapes]
-    expect_count(sender, "comparisons", len(dealt.comparisons), len(shapes))
-    for part, shape in zip(dealt.comparisons, shapes, strict=True):
+    expect_count(sender, "comparisons", len(comparisons), len(shapes))
+    for part, shape in zip(comparisons, shapes, strict=True):
         expect_tensor(sender, "comparisons", part, shape, torch.int64)
 
 
@@ -74,17 +80,17 @@ class Dealer:
         self, circuit: Circuit, style: ComparisonStyle, seeds: DealerSeeds, device: torch.device | None = None
     ) -> None:
         self._circuit, self._style, self._seeds, self._device = circuit, style, seeds, device
-        masks = Stream(seeds.with_first, "weights", 0, 0, device)
+        masks = Stream.of(seeds.with_first, "weights", 0, 0, device)
         self._maps = [
             linear_map(step, masks.words(*step.weight_shape(circuit.values[step.sources[0]])))
             for step in circuit.linear_steps
         ]
 
-    def deal(self, batch: Batch) -> Dealt:
-        """b for every linear layer's input, and the second party's part of what layers and comparisons need."""
+    def deal_layers(self, batch: Batch) -> DealtLayers:
+        """b for every linear layer's input, and the second party's part of what layers need."""
         named = batch.index, batch.size, self._device
-        firsts = Stream(self._seeds.with_first, "linear", *named)
-        seconds = Stream(self._seeds.with_second, "linear", *named)
+        firsts = Stream.of(self._seeds.with_first, "linear", *named)
+        seconds = Stream.of(self._seeds.with_second, "linear", *named)
         inputs: dict[int, Tensor] = {}
         products, carries = [], []
         for step, apply in zip(self._circuit.linear_steps, self._maps, strict=True):
@@ -97,12 +103,13 @@ class Dealer:
             beta = seconds.packed_bits(product.numel())
             products.append(product.cpu())
             carries.append(truncation.deal(alpha, beta, share).cpu())
-        return Dealt(tuple(products), tuple(carries), self._deal_comparisons(batch))
+        return DealtLayers(tuple(products), tuple(carries))
 
-    def _deal_comparisons(self, batch: Batch) -> tuple[Tensor, ...]:
+    def deal_comparisons(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The second party's part of what comparisons need; nothing where they are judged."""
         named = batch.index, batch.size, self._device
-        firsts = Stream(self._seeds.with_first, "comparison", *named)
-        seconds = Stream(self._seeds.with_second, "comparison", *named)
+        firsts = Stream.of(self._seeds.with_first, "comparison", *named)
+        seconds = Stream.of(self._seeds.with_second, "comparison", *named)
         found: list[Tensor] = []
         for width in widths(self._circuit, self._style, batch.size):
             found.extend(part.cpu() for part in sealed.deal(firsts, seconds, width))
@@ -112,7 +119,7 @@ class Dealer:
         """What it does while the others compute, in a judged style."""
         return Judging(
             batch.size,
-            Stream(self._seeds.with_first, "comparison", batch.index, batch.size, self._device),
+            Stream.of(self._seeds.with_first, "comparison", batch.index, batch.size, self._device),
             deque(compared.size for compared in self._circuit.comparisons) if self._style.is_judged else deque(),
         )
 

@@ -6,6 +6,7 @@ and what comparisons open (`gates/sealed`: uniform too).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def expect_batch(sender: str, circuit: Circuit, size: int) -> None:
 
 def masked_weights(model: FixedPointModel, seeds: FirstSeeds, device: torch.device | None = None) -> tuple[Tensor, ...]:
     """For the second party, once a session: the weights under masks that the dealer knows."""
-    masks = Stream(seeds.with_dealer, "weights", 0, 0, device)
+    masks = Stream.of(seeds.with_dealer, "weights", 0, 0, device)
     return tuple((layer.weight + masks.words(*layer.weight.shape)).cpu() for layer in model.layers)
 
 
@@ -68,12 +69,22 @@ class FirstParty:
     ) -> None:
         self._model, self._style, self._batch = model, style, batch
         named = batch.index, batch.size, device
-        self._linear = Stream(seeds.with_dealer, "linear", *named)
-        self._comparison = Stream(seeds.with_dealer, "comparison", *named)
-        self._rounding = Stream(seeds.with_second, "rounding", *named)
-        self._blindings = Stream(seeds.with_second, "comparison", *named)
+        self._linear = Stream.of(seeds.with_dealer, "linear", *named)
+        self._comparison = Stream.of(seeds.with_dealer, "comparison", *named)
+        self._rounding = Stream.of(seeds.with_second, "rounding", *named)
+        self._blindings = Stream.of(seeds.with_second, "comparison", *named)
         self._masked: dict[int, Tensor] = {}
         self._wraps: Iterator[Tensor] = iter(())
+        self._drawn: deque[sealed.Correlation] = deque()
+
+    def draw(self) -> None:
+        """Its part of all comparisons, before there are values; what is not drawn here is drawn when it is needed."""
+        if self._style.is_judged:
+            return
+        circuit = self._model.circuit
+        for compared in circuit.comparisons:
+            width = sealed.Width.of(self._batch.size * compared.size, circuit.value_bits, compared.fraction_bits)
+            self._drawn.append(sealed.drawn_part(self._comparison, width))
 
     def evaluate(self, x: Tensor) -> Work[Tensor]:
         """The circuit on its share `x` of the input: a share of the output. It first hears bits of all truncations."""
@@ -101,7 +112,7 @@ class FirstParty:
         if self._style.is_judged:
             return (yield from self._judged(x, fraction_bits))
         width = sealed.Width.of(x.numel(), self._model.circuit.value_bits, fraction_bits)
-        part = sealed.drawn_part(self._comparison, width)
+        part = self._drawn.popleft() if self._drawn else sealed.drawn_part(self._comparison, width)
         return (yield from sealed.positive_part(x, part, width, is_first=True))
 
     def _judged(self, x: Tensor, fraction_bits: int) -> Walk:

@@ -1,7 +1,7 @@
 """The second party's half of a circuit: it holds the other share of every value, and the weights under masks.
 
-What it needs of the dealer comes before the values do (`multiply`, `combine`): its share of every linear layer's output
-is (W + A) b - c, and does not depend on any value.
+What it needs of the dealer comes before the values do (`multiply`, `combine`, `take_tables`): its share of every linear
+layer's output is (W + A) b - c, and does not depend on any value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bilateral.protocols.share.circuit.description import Circuit, Linear
 from bilateral.protocols.share.circuit.walk import Walk, walk
-from bilateral.protocols.share.computing.dealer import Dealt, expect_dealt
+from bilateral.protocols.share.computing.dealer import DealtLayers, expect_layers, expect_tables
 from bilateral.protocols.share.computing.first import Batch
 from bilateral.protocols.share.gates import sealed, truncation
 from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
@@ -50,10 +50,10 @@ _SPENT = _Layer(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.ui
 
 @dataclass(frozen=True, repr=False)
 class Prepared:
-    """What `combine` leaves behind: with its seeds all that a batch needs, to be kept until there are values.
+    """What `combine` and `take_tables` leave behind: with its seeds all that a batch needs until there are values.
 
     A tensor a linear layer: its share of the output (int64), beta and epsilon (64 bits to a word), the dealt carries
-    (int32); and two a comparison (`Dealt`).
+    (int32); and two a comparison.
     """
 
     shares: tuple[Tensor, ...]
@@ -79,10 +79,10 @@ class SecondParty:
         self._circuit, self._maps, self._style, self._batch, self._dealer = circuit, maps, style, batch, dealer
         self._device = device
         named = batch.index, batch.size, device
-        self._linear = Stream(seeds.with_dealer, "linear", *named)
-        self._comparison = Stream(seeds.with_dealer, "comparison", *named)
-        self._rounding = Stream(seeds.with_first, "rounding", *named)
-        self._blindings = Stream(seeds.with_first, "comparison", *named)
+        self._linear = Stream.of(seeds.with_dealer, "linear", *named)
+        self._comparison = Stream.of(seeds.with_dealer, "comparison", *named)
+        self._rounding = Stream.of(seeds.with_first, "rounding", *named)
+        self._blindings = Stream.of(seeds.with_first, "comparison", *named)
         self._layers: list[_Layer] = []
         self._input_masks: dict[int, Tensor] = {}
         self._tables: list[tuple[Tensor, Tensor]] = []
@@ -96,9 +96,9 @@ class SecondParty:
             product = apply(self._input_masks[source])
             self._layers.append(_Layer(product, self._linear.packed_bits(product.numel())))
 
-    def combine(self, dealt: Dealt) -> tuple[Tensor, ...]:
+    def combine(self, dealt: DealtLayers) -> tuple[Tensor, ...]:
         """After `multiply`: its share of every linear layer's output. Returns what the first party hears first."""
-        expect_dealt(self._dealer, dealt, self._circuit, self._style, self._batch.size)
+        expect_layers(self._dealer, dealt, self._circuit, self._batch.size)
         told = []
         for layer, product, carries in zip(self._layers, dealt.products, dealt.carries, strict=True):
             shape, device = tuple(layer.share.shape), layer.share.device
@@ -107,11 +107,15 @@ class SecondParty:
             layer.share, layer.epsilon = truncation.start_second(layer.share, dealt_anew, layer.beta)
             layer.product = carries.to(device)
             told.append(to_words(layer.epsilon).cpu())
-        self._keep_tables(dealt.comparisons)
         return tuple(told)
 
+    def take_tables(self, comparisons: Sequence[Tensor]) -> None:
+        """What was dealt for comparisons, before `evaluate`."""
+        expect_tables(self._dealer, comparisons, self._circuit, self._style, self._batch.size)
+        self._keep_tables(comparisons)
+
     def prepared(self) -> Prepared:
-        """After `combine`, before `evaluate`."""
+        """After `combine` and `take_tables`, before `evaluate`."""
         layers = [(layer, layer.epsilon, layer.product) for layer in self._layers]
         return Prepared(
             tuple(layer.share.cpu() for layer, _, _ in layers),
@@ -122,14 +126,9 @@ class SecondParty:
         )
 
     def load(self, kept: Prepared) -> None:
-        """In place of `multiply` and `combine`: what another object for the same batch left behind."""
-        expect_dealt(
-            "the store",
-            Dealt(kept.shares, kept.carries, kept.comparisons),
-            self._circuit,
-            self._style,
-            self._batch.size,
-        )
+        """In place of `multiply`, `combine` and `take_tables`: what another object for the same batch left behind."""
+        expect_layers("the store", DealtLayers(kept.shares, kept.carries), self._circuit, self._batch.size)
+        expect_tables("the store", kept.comparisons, self._circuit, self._style, self._batch.size)
         for name, parts in (("betas", kept.betas), ("epsilons", kept.epsilons)):
             expect_count("the store", name, len(parts), len(kept.shares))
             for part, share in zip(parts, kept.shares, strict=True):

@@ -106,8 +106,13 @@ def drawn_part(with_dealer: Stream, width: Width) -> Correlation:
 
 def dealt_part(with_dealer: Stream, dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
     """Of the other party, from its seed with the dealer and from what was dealt."""
-    r, own = _drawn_own(with_dealer, width)
-    return _correlation(width, r, dealt[0], own, dealt[1])
+    return whole_part(drawn_own(with_dealer, width), dealt, width)
+
+
+def whole_part(own: tuple[Tensor, Tensor], dealt: tuple[Tensor, Tensor], width: Width) -> Correlation:
+    """`dealt_part`, of what was drawn (`drawn_own`)."""
+    r, bits = own
+    return _correlation(width, r, dealt[0], bits, dealt[1])
 
 
 def deal(with_drawing: Stream, with_dealt: Stream, width: Width) -> tuple[Tensor, Tensor]:
@@ -122,7 +127,7 @@ def deal(with_drawing: Stream, with_dealt: Stream, width: Width) -> tuple[Tensor
 def deal_and_keep(with_drawing: Stream, with_dealt: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor]:
     """`deal`, and the plane of the betas, for products with the bit that are dealt later (`deal_bit_product`)."""
     r, bits, drawn, selection = _drawn_whole(with_drawing, width)
-    r_other, others = _drawn_own(with_dealt, width)
+    r_other, others = drawn_own(with_dealt, width)
     r += r_other
     own = drawn ^ others
     r_planes, tables = planes.to_planes(r, width.sign_bit + 1), width.num_tables
@@ -143,8 +148,8 @@ def _drawn_whole(stream: Stream, width: Width) -> tuple[Tensor, Tensor, Tensor, 
     return r, bits[:num_dealt], bits[num_dealt:], selection
 
 
-def _drawn_own(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
-    """r; its own bit and masks."""
+def drawn_own(stream: Stream, width: Width) -> tuple[Tensor, Tensor]:
+    """The part of whoever is dealt to that it draws: r; its own bit and masks."""
     drawn = stream.words(width.count + (1 + width.num_masks) * width.words)
     return drawn[: width.count], drawn[width.count :].view(-1, width.words)
 
@@ -241,7 +246,7 @@ def deal_bit_product(with_drawing: Stream, with_dealt: Stream, beta: Tensor) -> 
 def beta_of(with_drawing: Stream, with_dealt: Stream, width: Width) -> Tensor:
     """The dealer: the betas of a comparison, from streams that stand where its dealing began."""
     _, _, own, _ = _drawn_whole(with_drawing, width)
-    return planes.spread(own[0] ^ _drawn_own(with_dealt, width)[1][0], width.count)
+    return planes.spread(own[0] ^ drawn_own(with_dealt, width)[1][0], width.count)
 
 
 def times_bit(value: Tensor, compared: Compared, own: BitProduct) -> Work[Tensor]:

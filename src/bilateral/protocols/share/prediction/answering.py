@@ -72,24 +72,28 @@ class AnsweringSession:
             expect_tensor(self._sender, "bits", bits, (num_words(message.batch_size * value.size),), torch.int64)
         self._last_batch = message.batch_index
         batch = Batch(message.batch_index, message.batch_size)
-        opened = self._opened(batch, message.bits)
+        opened = self._opened(batch, message.bits, draws=not self._open)
         if self._kept:
             self._kept.put(batch.index, StoredOpening(batch.size, message.bits))
         return self._turn(batch.index, opened)
 
-    def _opened(self, batch: Batch, bits: tuple[Tensor, ...]) -> _Open:
-        opened = _Open(Speaker(self._work(batch), self._sender, self._device))
+    def _opened(self, batch: Batch, bits: tuple[Tensor, ...], *, draws: bool = False) -> _Open:
+        """`draws`: its part of what comparisons use up, now and not when they come. Of one batch: that is much memory,
+        and time only while the dealer deals."""
+        opened = _Open(Speaker(self._work(batch, draws=draws), self._sender, self._device))
         opened.speaker.hear(bits, must_lead=False)
         return opened
 
-    def _work(self, batch: Batch) -> Work[None]:
+    def _work(self, batch: Batch, *, draws: bool) -> Work[None]:
         """From its share of the query, which it expands, to its share of the logits, under a mask of the querier's."""
         named = batch.index, batch.size, self._device
-        inputs = Stream(self._seeds.with_dealer, "input", *named).words(batch.size, *self._model.circuit.input_shape)
+        inputs = Stream.of(self._seeds.with_dealer, "input", *named).words(batch.size, *self._model.circuit.input_shape)
         party = FirstParty(self._model, self._style, self._seeds, batch, self._device)
+        if draws:
+            party.draw()
         share = yield from party.evaluate(inputs)
         # The server can add this up, but not read it.
-        yield Tell(share + Stream(self._seeds.with_dealer, "output", *named).words(*share.shape))
+        yield Tell(share + Stream.of(self._seeds.with_dealer, "output", *named).words(*share.shape))
 
     def proceed(self, message: ServerTurn) -> AnswererTurn:
         """Online: as far as the server's turn leads."""

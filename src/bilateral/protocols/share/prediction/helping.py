@@ -18,7 +18,7 @@ from bilateral.errors import MalformedMessageError, ProtocolError
 from bilateral.protocols.messages import Message
 from bilateral.protocols.share.circuit.description import Circuit
 from bilateral.protocols.share.circuit.plaintext import linear_map
-from bilateral.protocols.share.computing.dealer import Dealt
+from bilateral.protocols.share.computing.dealer import DealtLayers
 from bilateral.protocols.share.computing.first import Batch
 from bilateral.protocols.share.computing.second import Prepared, SecondParty, SecondSeeds
 from bilateral.protocols.share.gates.expected import expect_count, expect_tensor
@@ -39,6 +39,8 @@ from bilateral.protocols.share.prediction.messages import (
     SessionEnd,
     SessionNotice,
     SessionRequest,
+    Tables,
+    TablesRequest,
 )
 from bilateral.protocols.share.prediction.store import CorrelationStore, Kept
 from bilateral.protocols.share.prediction.stored import StoredHelping, StoredPart
@@ -158,19 +160,13 @@ class HelpingSession:
         for party in (self.answerer, self.querier):
             expect(Acknowledged, (yield Request(party, SessionEnd(self.session_id))), self)
 
-    def prepare(self, batch_size: int, *, is_kept: bool = False) -> Program[HelpingBatch]:
-        """Offline: everything that does not depend on the queries. `is_kept`: it goes to the store next (`keep`)."""
+    def begin(self, batch_size: int, *, is_kept: bool = False) -> HelpingBatch:
+        """The next batch, to be prepared. `is_kept`: it goes to the store then (`keep`)."""
         index = self._num_batches
         self._num_batches += 1
         if self._kept is not None and not is_kept:
             self._kept.use_up(index)  # no process after this one begins it again
-        batch = HelpingBatch(self, index, batch_size)
-        request = BatchRequest(self.session_id, index, batch_size)
-        reply = expect(Correlations, (yield Request(self.querier, request, batch.party.multiply)), self, index)
-        bits = batch.party.combine(Dealt(reply.products, reply.carries, reply.comparisons))
-        carries = Carries(self.session_id, index, batch_size, bits)
-        batch.begun_with(expect(AnswererTurn, (yield Request(self.answerer, carries)), self, index))
-        return batch
+        return HelpingBatch(self, index, batch_size)
 
     @property
     def waiting(self) -> list[int]:
@@ -215,10 +211,26 @@ class HelpingBatch:
         self._first_turn: tuple[Tensor, ...] = ()
         self._number = 0
 
-    def begun_with(self, turn: AnswererTurn) -> None:
-        """Offline: what the answering party said before there was a query."""
+    def prepare(self) -> list[Program[None]]:
+        """Offline: everything that does not depend on the queries. To be run side by side, in this order: the dealer is
+        asked for tables while it deals for linear layers, and deals them while the others use what came first."""
+        return [self._prepare_layers()] if self.session.style.is_judged else [self._prepare_layers(), self._fetch()]
+
+    def _prepare_layers(self) -> Program[None]:
+        session, index = self.session, self.index
+        request = BatchRequest(session.session_id, index, self.size)
+        reply = expect(Correlations, (yield Request(session.querier, request, self.party.multiply)), session, index)
+        bits = self.party.combine(DealtLayers(reply.products, reply.carries))
+        carries = Carries(session.session_id, index, self.size, bits)
+        turn = expect(AnswererTurn, (yield Request(session.answerer, carries)), session, index)
         self._check(turn)
         self._first_turn = turn.parts
+
+    def _fetch(self) -> Program[None]:
+        session, index = self.session, self.index
+        request = TablesRequest(session.session_id, index)
+        reply = expect(Tables, (yield Request(session.querier, request)), session, index)
+        self.party.take_tables(reply.comparisons)
 
     def stored(self) -> StoredPart:
         """After `prepare`: all that is needed to answer later."""

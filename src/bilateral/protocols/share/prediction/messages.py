@@ -6,7 +6,9 @@
 | session | answering party | server | `MaskedModel`: the circuit, and masked weights |
 | session | server | querying party | `SessionNotice`: the circuit |
 | offline | server | querying party | `BatchRequest` |
-| offline | querying party | server | `Correlations`: what a dealer deals (`computing/dealer`) |
+| offline | querying party | server | `Correlations`: what a dealer deals for linear layers (`computing/dealer`) |
+| offline | server | querying party | `TablesRequest`, at once after the first: only where comparisons are sealed |
+| offline | querying party | server | `Tables`: what it deals for comparisons |
 | offline | server | answering party | `Carries`: the server's bits of all truncations |
 | offline | answering party | server | `AnswererTurn`: what it can say before there is a query |
 | online | server | querying party | `QueryRequest` |
@@ -67,10 +69,21 @@ class BatchRequest(BatchMessage):
 
 @dataclass(frozen=True)
 class Correlations(BatchMessage):
-    """`computing.dealer.Dealt`: a tensor a linear layer (int64; int32), two a comparison (int64) if they are sealed."""
+    """`computing.dealer.DealtLayers`: a tensor a linear layer (int64; int32)."""
 
     products: tuple[Tensor, ...]
     carries: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TablesRequest(BatchMessage):
+    """For a batch whose `BatchRequest` came before. Apart from it, so that the server works on what came first."""
+
+
+@dataclass(frozen=True)
+class Tables(BatchMessage):
+    """Two tensors a comparison (int64)."""
+
     comparisons: tuple[Tensor, ...]
 
 
@@ -145,9 +158,9 @@ class Acknowledged(SessionMessage):
 
 
 TO_ANSWERER: Final = (SessionRequest, Carries, ServerTurn, SessionEnd)
-TO_QUERIER: Final = (SessionNotice, BatchRequest, QueryRequest, BlindedValues, SummedLogits, SessionEnd)
+TO_QUERIER: Final = (SessionNotice, BatchRequest, TablesRequest, QueryRequest, BlindedValues, SummedLogits, SessionEnd)
 FROM_ANSWERER: Final = (MaskedModel, AnswererTurn, Acknowledged)
-FROM_QUERIER: Final = (Acknowledged, Correlations, QueryShare, SelectedValues)
+FROM_QUERIER: Final = (Acknowledged, Correlations, Tables, QueryShare, SelectedValues)
 
 Phase = Literal["session", "offline", "online"]
 PHASES: Final[tuple[Phase, ...]] = ("session", "offline", "online")
@@ -156,6 +169,7 @@ _PHASE_OF: Final[dict[type[Message], Phase]] = {
     SessionNotice: "session",
     SessionEnd: "session",
     BatchRequest: "offline",
+    TablesRequest: "offline",
     Carries: "offline",
 }
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 import torch
@@ -44,6 +45,7 @@ from bilateral.protocols.share.prediction.messages import (
     SessionNotice,
     SessionRequest,
     SummedLogits,
+    TablesRequest,
 )
 from bilateral.protocols.share.prediction.querying import QueryingSeeds, QueryingSession, check_takes
 from bilateral.protocols.share.prediction.store import CorrelationStore, Kept
@@ -156,6 +158,8 @@ class PredictionClient:
                 if self._queries is not None:
                     check_takes(querying.circuit, self._queries, SERVER)
                 reply = querying.deal(message, self._num_dealt_for())
+            case TablesRequest():
+                reply = _of(self._querying, message.session_id).deal_tables(message)
             case QueryRequest():
                 reply = _of(self._querying, message.session_id).share_queries(message, self._asked())
             case BlindedValues():
@@ -362,9 +366,8 @@ class PredictionServer:
         """Offline, to the store: for so many queries, which nobody needs to have yet (`PredictionClient.expect`)."""
         self._the_store()
         for size in _parts(num_queries, batch_size([session.circuit for session in sessions])):
-            batches = run_together(
-                [session.prepare(size, is_kept=True) for session in sessions], self._transport, self.traffic
-            )
+            batches = [session.begin(size, is_kept=True) for session in sessions]
+            run_together(_programs(batches), self._transport, self.traffic)
             for session, batch in zip(sessions, batches, strict=True):
                 session.keep(batch)
 
@@ -428,7 +431,8 @@ class PredictionServer:
         """Answer all these queries. While a part of them is computed, the next part is dealt for, or the first of
         those that follow: whoever asks them has nothing else to do."""
         if asking.dealt is None and asking.waiting:
-            asking.deal(run_together(asking.programs(), self._transport, self.traffic))
+            run_together(asking.programs(), self._transport, self.traffic)
+            asking.deal()
         while asking.dealt is not None:
             part, asking.dealt = asking.dealt, None
             ahead = asking if asking.waiting else following
@@ -436,7 +440,7 @@ class PredictionServer:
             online: list[Program[Any]] = [batch.answer() for bundle in part for batch in bundle]
             done: list[Any] = run_together([*online, *dealing], self._transport, self.traffic)
             if ahead and dealing:
-                ahead.deal(done[len(online) :])
+                ahead.deal()
             self._deliver(part, done[: len(online)])
             self._on_answered(_num_queries(part))
 
@@ -447,8 +451,9 @@ class PredictionServer:
     def prepare(self, sessions: Sequence[HelpingSession], num_queries: int) -> list[list[HelpingBatch]]:
         """Offline, for so many queries: batches, each with a part for every session."""
         sizes = _parts(num_queries, batch_size([session.circuit for session in sessions]))
-        programs = [session.prepare(size) for size in sizes for session in sessions]
-        return in_bundles(run_together(programs, self._transport, self.traffic), len(sessions))
+        batches = [session.begin(size) for size in sizes for session in sessions]
+        run_together(_programs(batches), self._transport, self.traffic)
+        return in_bundles(batches, len(sessions))
 
     def answer(self, batches: Sequence[Sequence[HelpingBatch]]) -> None:
         """Online: answer the prepared batches, and tell the querying party the sums."""
@@ -477,15 +482,24 @@ class Asking:
     dealt: list[list[HelpingBatch]] | None = None
     """The part that comes next: batches, each with one for every session."""
 
-    def programs(self) -> list[Program[HelpingBatch]]:
+    _begun: list[HelpingBatch] = field(default_factory=list)
+
+    def programs(self) -> list[Program[None]]:
         """The dealing for the first waiting part."""
         sizes = _parts(self.waiting[0], batch_size([session.circuit for session in self.sessions]))
-        return [session.prepare(size) for size in sizes for session in self.sessions]
+        self._begun = [session.begin(size) for size in sizes for session in self.sessions]
+        return _programs(self._begun)
 
-    def deal(self, prepared: Sequence[HelpingBatch]) -> None:
-        """What these programs gave."""
+    def deal(self) -> None:
+        """These programs have ended."""
         self.waiting.popleft()
-        self.dealt = in_bundles(prepared, len(self.sessions))
+        self.dealt, self._begun = in_bundles(self._begun, len(self.sessions)), []
+
+
+def _programs(batches: Sequence[HelpingBatch]) -> list[Program[None]]:
+    """What prepares these batches: of all of them the first parts first."""
+    of_each = [batch.prepare() for batch in batches]
+    return [program for parts in zip_longest(*of_each) for program in parts if program is not None]
 
 
 def in_bundles(batches: Sequence[HelpingBatch], num_sessions: int) -> list[list[HelpingBatch]]:

@@ -23,6 +23,8 @@ from bilateral.protocols.share.prediction.messages import (
     QueryRequest,
     QueryShare,
     SelectedValues,
+    Tables,
+    TablesRequest,
 )
 from bilateral.protocols.share.prediction.store import Kept
 from bilateral.protocols.share.prediction.stored import StoredDealt
@@ -46,6 +48,8 @@ class _QueryingBatch:
 
     batch: Batch
     judging: Judging
+    has_tables: bool
+    """It was dealt for comparisons too, or is not to be."""
     queries: slice | None = None
 
 
@@ -73,7 +77,7 @@ class QueryingSession:
     ) -> None:
         """`kept`: where batches wait that are dealt ahead; in memory, if there is no such place."""
         self.circuit = circuit
-        self._kept = kept
+        self._kept, self._style = kept, style
         self._seeds, self._sender, self._device = seeds, sender, device
         self._dealer = Dealer(circuit, style, DealerSeeds(seeds.with_answerer, seeds.with_server), device)
         self._last_batch = kept.last_index if kept else -1
@@ -81,7 +85,7 @@ class QueryingSession:
         self._open: dict[int, _QueryingBatch] = {}
         for index in kept.waiting if kept else ():
             batch = Batch(index, kept.look(index, StoredDealt).batch_size)  # type: ignore[union-attr]
-            self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
+            self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch), has_tables=True)
 
     @property
     def num_dealt_ahead(self) -> int:
@@ -114,9 +118,21 @@ class QueryingSession:
         if self._kept:
             self._kept.put(index, StoredDealt(size))
         self._last_batch = index
-        self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch))
-        dealt = self._dealer.deal(batch)
-        return Correlations(self._seeds.session_id, index, dealt.products, dealt.carries, dealt.comparisons)
+        self._open[index] = _QueryingBatch(batch, self._dealer.judging(batch), has_tables=self._style.is_judged)
+        dealt = self._dealer.deal_layers(batch)
+        return Correlations(self._seeds.session_id, index, dealt.products, dealt.carries)
+
+    def deal_tables(self, message: TablesRequest) -> Tables:
+        """Offline: what the server needs for the comparisons of a batch that was dealt for, once."""
+        opened = self._batch(message.batch_index)
+        if opened.has_tables:
+            raise ProtocolError(
+                f"{self._sender} asked for tables of batch {message.batch_index}, which has all that it needs.",
+                remedy="Masks are used once: every batch needs a new index.",
+            )
+        opened.has_tables = True
+        found = self._dealer.deal_comparisons(opened.batch)
+        return Tables(self._seeds.session_id, message.batch_index, found)
 
     def _make_room(self, at_most: int) -> None:
         waiting = [index for index, opened in self._open.items() if opened.queries is None]
@@ -137,7 +153,7 @@ class QueryingSession:
         check_takes(self.circuit, queries, self._sender)
         chosen = slice(self._next_query, min(self._next_query + batch.size, len(queries)))
         self._check_range(queries[chosen])
-        mask = Stream(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
+        mask = Stream.of(self._seeds.with_answerer, "input", batch.index, batch.size, self._device)
         encoded = ring.encode(queries[chosen], FRACTION_BITS).to(mask.device)
         if missing := batch.size - len(encoded):  # dealt ahead for more than are asked: zeros, which nobody can tell
             encoded = torch.cat([encoded, encoded.new_zeros(missing, *encoded.shape[1:])])
@@ -170,7 +186,7 @@ class QueryingSession:
             raise ProtocolError(f"{self._sender} answered batch {batch_index}, which it has not asked the queries of.")
         del self._open[batch_index]
         batch = opened.batch
-        mask = Stream(self._seeds.with_answerer, "output", batch.index, batch.size, self._device)
+        mask = Stream.of(self._seeds.with_answerer, "output", batch.index, batch.size, self._device)
         return opened.queries, mask.words(batch.size, *self.circuit.output.shape), opened.judging.left_range
 
     def _batch(self, batch_index: int) -> _QueryingBatch:

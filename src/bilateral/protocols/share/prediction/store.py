@@ -52,7 +52,7 @@ class CorrelationStore:
     def __init__(self, folder: Path, key: bytes, owner: str) -> None:
         if len(key) != KEY_BYTES:
             raise ProtocolError(f"Expected a key of {KEY_BYTES} bytes, got {len(key)}.")
-        label = injective("bilateral correlation store v1", owner)
+        label = injective("bilateral correlation store v2", owner)
         self._cipher = AESGCM(HKDFExpand(SHA256(), KEY_BYTES, label).derive(key))
         self.folder, self._owner = folder, owner
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

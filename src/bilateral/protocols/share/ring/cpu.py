@@ -32,13 +32,15 @@ FAST_PATIENCE: Final = 8  # samples, for small weights; for others as many as th
 def _in_tiles(rows: Tensor, height: int) -> Tensor:
     """(groups, rows, depth) -> (groups, tiles, depth, height), the last tile filled up with rows of zeros."""
     missing = -rows.shape[1] % height
-    filled = F.pad(rows, (0, 0, 0, missing))
-    return filled.reshape(rows.shape[0], -1, height, rows.shape[2]).transpose(2, 3)
+    filled = F.pad(rows, (0, 0, 0, missing)) if missing else rows
+    tiles = filled.reshape(rows.shape[0], -1, height, rows.shape[2]).transpose(2, 3)
+    return tiles.clone(memory_format=torch.contiguous_format)  # kernels count on where torch begins a tensor
 
 
 def _whole_words(halves: Tensor) -> Tensor:
     """32-bit numbers side by side, filled up to whole words."""
-    return F.pad(halves.flatten(), (0, halves.numel() % 2)).view(torch.int64)
+    flat_halves = halves.flatten()
+    return (F.pad(flat_halves, (0, 1)) if halves.numel() % 2 else flat_halves).view(torch.int64)
 
 
 def _pack_full(rows: Tensor) -> Tensor:

@@ -75,12 +75,17 @@ def multiplies_words_at_once() -> bool:
     return supports("avx512") and "sse4a" in compiled_features()
 
 
+@cache
+def _fastest() -> Kernel:
+    return next(kernel for kernel in get_args(Kernel) if supports(kernel))
+
+
 def choose(asked: str | None = None) -> Kernel:
     """The fastest that this process can run, or the one `asked` for: by argument, or by `BILATERAL_RING_KERNEL`."""
     asked = asked or os.environ.get(VARIABLE) or AUTO
     kernels: tuple[Kernel, ...] = get_args(Kernel)
     if asked == AUTO:
-        return next(kernel for kernel in kernels if supports(kernel))
+        return _fastest()
     for kernel in kernels:
         if kernel == asked:
             if supports(kernel):

@@ -28,6 +28,9 @@ def _pool(_process_id: int) -> ThreadPoolExecutor:
 
 def in_parts(total: int, unit: int, work: int, run: Callable[[int, int], None]) -> None:
     """`run(begin, end)` for parts of `range(total)`, on as many threads as `work` is worth. Parts are whole units."""
+    if work < 2 * WORK_OF_A_THREAD:
+        run(0, total)
+        return
     units = -(-total // unit)
     parts = max(1, min(torch.get_num_threads(), work // WORK_OF_A_THREAD, units))
     bounds = [min(total, units * i // parts * unit) for i in range(parts + 1)]

@@ -61,7 +61,7 @@ class Answering(First, Revealing):
         yield
 
     def tell_second(self, x: Tensor, noise_bits: int) -> Gate:
-        noise = Stream(self._own, "output", 0, self.terms.batch_size).words(*x.shape)
+        noise = Stream.of(self._own, "output", 0, self.terms.batch_size).words(*x.shape)
         yield Tell(x + (noise & ((1 << noise_bits) - 1)))
         return torch.zeros_like(x)
 
@@ -128,4 +128,4 @@ def session_weight_masks(terms: StepTerms, seed: bytes) -> tuple[Tensor, ...]:
     """What masks the weights of a session: known to the answering party and the dealer."""
     layers = zip(terms.linear_steps, terms.linear_sources, strict=True)
     shapes = [step.weight_shape(source) for step, source in layers]
-    return tuple(Stream(seed, "weights", layer, 0).words(*shape) for layer, shape in enumerate(shapes))
+    return tuple(Stream.of(seed, "weights", layer, 0).words(*shape) for layer, shape in enumerate(shapes))

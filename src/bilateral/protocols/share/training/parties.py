@@ -22,8 +22,9 @@ from bilateral.protocols.share.gates.talk import Work
 from bilateral.protocols.share.ring import arithmetic as ring
 from bilateral.protocols.share.ring.streams import SEED_BYTES
 from bilateral.protocols.share.training.loss import SOFTMAX_BITS
+from bilateral.protocols.share.training.planning import follow
 from bilateral.protocols.share.training.roles import Dealing, First, FirstModel, Second, weight_masks
-from bilateral.protocols.share.training.script import run, step
+from bilateral.protocols.share.training.script import step
 from bilateral.protocols.share.training.terms import INPUT_ROOT_MEAN_SQUARE, StepTerms
 
 
@@ -33,7 +34,7 @@ def seed_of_step(terms: StepTerms, seed: bytes) -> bytes:
     Else somebody who is told of another network would read its streams at other places than the others do, and send
     masks of one gate as messages of another.
     """
-    label = injective("bilateral sealed training step v1", terms.digest)
+    label = injective("bilateral sealed training step v2", terms.digest)
     return HKDFExpand(SHA256(), SEED_BYTES, label).derive(seed)
 
 
@@ -48,7 +49,7 @@ def deal(terms: StepTerms, with_first: bytes, with_second: bytes) -> tuple[Tenso
     """The dealer: all that the first party is sent, uniform to it. Seeds: what it has in common with each of them."""
     first, second = _seeds_of_step(terms, with_first, with_second)
     dealer = Dealing(terms, (first, second))
-    run(step(dealer, None, None))
+    follow(dealer, terms.shape_of_step.orders)
     return tuple(dealer.dealt)
 
 

@@ -27,10 +27,12 @@ whom messages of the dealer reach first: so nothing that is dealt travels twice.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,14 +45,21 @@ from bilateral.protocols.share.gates.expected import expect_tensor
 from bilateral.protocols.share.gates.talk import Hear, Tell
 from bilateral.protocols.share.ring.arithmetic import LinearMap
 from bilateral.protocols.share.ring.packing import from_words, num_words, to_words
-from bilateral.protocols.share.ring.streams import Purpose, Stream
+from bilateral.protocols.share.ring.streams import Keystream, Purpose, Stream
 from bilateral.protocols.share.training import norms
-from bilateral.protocols.share.training.terms import Norm, StepTerms
+from bilateral.protocols.share.training.terms import Norm, Order, StepTerms
 from bilateral.protocols.share.training.watching import NUM_SUMS, groups_of, signed_sums
 
 Gate = Generator[Any, Any, Tensor]
 SUM_BITS: Final = 60
 """Sums of what is watched, and their distances from the limits, are below 2^this (`bounds` sees to that)."""
+NUMBERED: Final = ("truncate", "multiply", "compare", "times")
+"""Gates that `Role._next_gate` counts."""
+MOST_READY: Final = 8
+"""So many pieces are made ahead, at most: they take memory."""
+Key = tuple[str, object]
+Labelled = tuple[str, Callable[[], Tensor]]
+T = TypeVar("T")
 _DEALER_PIECE: Final = torch.device("meta")
 
 
@@ -93,8 +102,8 @@ class Role(ABC):
         self.delta_bits: dict[int, int] = {}
         """Fraction bits of what comes back to each linear layer."""
         self._num_gates = 0
-        self._watched: list[tuple[str, Tensor]] = []
-        self._norms: list[tuple[str, Tensor]] = []
+        self._watched: list[Labelled] = []
+        self._norms: list[Labelled] = []
 
     # What needs no message.
 
@@ -153,9 +162,20 @@ class Role(ABC):
 
     # Watching what must stay small.
 
+    @abstractmethod
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
+        """`gradient` of these will be asked for, once numbers are known to be in their range."""
+
     def watch(self, label: str, x: Tensor) -> None:
         """Remember random sums of x, which `settle` compares with the first party's limits."""
-        self._watched.append((label, self._sums(x, len(self._watched)).reshape(-1)))
+        number = len(self._watched)
+        self._watched.append((label, self._remembered(("watch", label), lambda: self._sums(x, number).reshape(-1))))
+
+    def _remembered(self, key: Key, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Something that `settle` asks for. Whoever has time makes it before."""
+        del key
+        found = make()
+        return lambda: found
 
     @abstractmethod
     def _sums(self, x: Tensor, number: int) -> Tensor:
@@ -171,10 +191,11 @@ class Role(ABC):
 
     def settle(self) -> Generator[Any, Any, int]:
         """How many of the random sums and norms are beyond their limits. Both learn that, and nothing else."""
-        sums, limits = torch.cat([part for _, part in self._watched]), self._limits(self._watched)
+        watched, norms_of = ([(label, make()) for label, make in kind] for kind in (self._watched, self._norms))
+        sums, limits = torch.cat([part for _, part in watched]), self._limits(watched)
         checked = [limits + sums, limits - sums]
-        if self._norms:
-            checked.append(self._limits(self._norms) - torch.cat([part for _, part in self._norms]))
+        if norms_of:
+            checked.append(self._limits(norms_of) - torch.cat([part for _, part in norms_of]))
         compared = torch.cat(checked)
         bit = yield from self.compare(compared, SUM_BITS)
         share = bit.share().sum(dim=0, keepdim=True)
@@ -195,13 +216,59 @@ class _Computing(Role):
 
     def __init__(self, terms: StepTerms, with_dealer: bytes, with_other: bytes) -> None:
         super().__init__(terms)
-        self._with_dealer, self._with_other = with_dealer, with_other
+        self._with_dealer = Keystream(with_dealer, terms.batch_size)
+        self._with_other = Keystream(with_other, terms.batch_size)
+        self._later: deque[tuple[Key, Callable[[], Any]]] = deque()
+        self._small: deque[tuple[Key, Callable[[], Any]]] = deque()
+        """Pieces whose results take hardly any memory."""
+        self._num_small = 0
+        self._ready: dict[Key, Any] = {}
+        self._asked: set[Key] = set()
+
+    def work_ahead(self) -> bool:
+        """One piece of what is needed later and waits for no message. False if there is none (or enough is there)."""
+        for pieces in (self._small, self._later):
+            while pieces and (pieces is self._small or len(self._ready) < MOST_READY + self._num_small):
+                key, make = pieces.popleft()
+                if key not in self._asked:
+                    self._ready[key] = make()
+                    self._num_small += pieces is self._small
+                    return True
+        return False
+
+    def _remembered(self, key: Key, make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self._small.append((key, make))
+        return lambda: self._made(key, make)
+
+    def _made(self, key: Key, make: Callable[[], T]) -> T:
+        """What was made ahead; else it is made now."""
+        self._asked.add(key)
+        return self._ready.pop(key) if key in self._ready else make()
+
+    def plan(self, orders: Iterable[Order]) -> None:
+        """These gates come, in this order: from now on there is something to `work_ahead` on."""
+        gate = 0
+        for order in orders:
+            self._later.extend(self._pieces(order, gate))
+            gate += order.gate in NUMBERED
+
+    @abstractmethod
+    def _pieces(self, order: Order, gate: int) -> Iterable[tuple[Key, Callable[[], Any]]]:
+        """What this gate needs that no message decides. `gate`: its number, if it has one."""
+
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
+        self._small.append((("gradient", layer), lambda: self._gradient_product(layer, value, delta)))
+        return
+        yield
+
+    @abstractmethod
+    def _gradient_product(self, layer: int, value: Blinded, delta: Blinded) -> Tensor: ...
 
     def _stream(self, purpose: Purpose, number: int) -> Stream:
-        return Stream(self._with_dealer, purpose, number, self.terms.batch_size)
+        return self._with_dealer.stream(purpose, number)
 
     def _common(self, purpose: Purpose, number: int) -> Stream:
-        return Stream(self._with_other, purpose, number, self.terms.batch_size)
+        return self._with_other.stream(purpose, number)
 
     def _sums(self, x: Tensor, number: int) -> Tensor:
         return signed_sums(x, self._common("signs", number).words(groups_of(x).size))
@@ -275,6 +342,7 @@ class First(_Computing):
     ) -> None:
         super().__init__(terms, with_dealer, with_other)
         self._model, self._dealt, self._dealer = model, iter(dealt), dealer
+        self._corrections: dict[int, Tensor] = {}
 
     def expect_all_used(self) -> None:
         """Nothing that was dealt is left."""
@@ -333,26 +401,48 @@ class First(_Computing):
         del stream
         return self._take("a share of a product", shape)
 
+    def _pieces(self, order: Order, gate: int) -> Iterator[tuple[Key, Callable[[], Any]]]:
+        given = order.given
+        match order.gate:
+            case "compare":
+                width = self._width(_size(given[0].shape), given[1])
+                yield ("compare", gate), lambda: sealed.drawn_own(self._stream("gate", gate), width)
+            case "times":
+                yield ("times", gate), lambda: self._stream("gate", gate).words(_size(given[1].shape))
+
     def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
+        own = self._made(("compare", gate), lambda: sealed.drawn_own(self._stream("gate", gate), width))
         bits, words = (self._take("tables of a comparison", shape) for shape in width.dealt_shapes)
-        return sealed.dealt_part(self._stream("gate", gate), (bits, words), width)
+        return sealed.whole_part(own, (bits, words), width)
 
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
-        return sealed.dealt_bit_product(self._stream("gate", gate), self._take("a share of a bit's product", (count,)))
+        own = self._made(("times", gate), lambda: self._stream("gate", gate).words(count))
+        return sealed.BitProduct(own, self._take("a share of a bit's product", (count,)))
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         mask = self._stream(purpose, number).words(*masked.part.shape)
         told = masked.part + mask
         yield Tell(told)
-        squares = norms.first_part(told, mask, norm.shift)
-        squares -= self._take("a share of a norm's correction", tuple(squares.shape)) << 1
-        self._norms.append((norm.label, squares << norm.shift))
+        dealt = self._take("a share of a norm's correction", (told.shape[1],))
+
+        def squares() -> Tensor:
+            return norms.first_part(told, mask, norm.shift) - (dealt << 1) << norm.shift
+
+        self._norms.append((norm.label, self._remembered(("norm", norm.label), squares)))
         return Blinded(masked, told)
 
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
-        words = weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
-        return words - self._take("a share of a gradient's correction", tuple(words.shape))
+        words = self._made(("gradient", layer), lambda: self._gradient_product(layer, value, delta))
+        return words - self._corrections.pop(layer)
         yield
+
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
+        shape = self.terms.linear_steps[layer].weight_shape(self.terms.linear_sources[layer])
+        self._corrections[layer] = self._take("a share of a gradient's correction", tuple(shape))
+        yield from super().expect_gradient(layer, value, delta)
+
+    def _gradient_product(self, layer: int, value: Blinded, delta: Blinded) -> Tensor:
+        return weight_gradient(self.terms.linear_steps[layer], delta.masked.part, value.masked.part)
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> Tensor:
         return torch.cat([torch.full_like(part, self._model.limits[label]) for label, part in labelled])
@@ -380,6 +470,15 @@ class FirstModel:
         )
 
 
+class _Truncation(NamedTuple):
+    """What the second party holds of a truncation before it hears of it."""
+
+    y: Tensor
+    beta: Tensor
+    carries: Tensor
+    epsilon: Tensor
+
+
 class Second(_Computing):
     """The party with the batch. Its part of what is dealt comes from its seed with the dealer."""
 
@@ -391,20 +490,46 @@ class Second(_Computing):
         super().__init__(terms, with_dealer, with_other)
         self._weights = masked_weights
         self._products: dict[tuple[int, bool], Tensor] = {}
+        self._masks: dict[tuple[Purpose, int], Tensor] = {}
 
     def prepare(self) -> None:
         """All products of masked weights with its masks, which depend on no value: the longest work, done ahead."""
         terms = self.terms
         for layer, (source, needed) in enumerate(zip(terms.source_values, terms.transposes, strict=True)):
             shape = (terms.batch_size, *terms.circuit.values[source].shape)
-            self._products[layer, False] = self._product(layer, self._mask("value mask", source, shape))
+            self._products[layer, False] = self._product(layer, self._stream("value mask", source).words(*shape))
             if needed:
                 delta_shape = (terms.batch_size, *terms.linear_values[layer].shape)
-                mask = self._mask("delta mask", layer, delta_shape)
+                mask = self._stream("delta mask", layer).words(*delta_shape)
                 self._products[layer, True] = self._transposed_product(layer, mask)
 
+    def _pieces(self, order: Order, gate: int) -> Iterator[tuple[Key, Callable[[], Any]]]:
+        given, batch_size = order.given, self.terms.batch_size
+        match order.gate:
+            case "apply":
+                layer = given[0]
+                source = self.terms.source_values[layer]
+                shape = (batch_size, *self.terms.circuit.values[source].shape)
+                yield ("apply", layer), lambda: self._started(layer, self._mask("value mask", source, shape))
+            case "apply_transposed":
+                layer = given[0]
+                of_delta = (batch_size, *self.terms.linear_values[layer].shape)
+                yield (
+                    ("apply_transposed", layer),
+                    lambda: self._started_transposed(layer, self._mask("delta mask", layer, of_delta)),
+                )
+            case "compare":
+                width = self._width(_size(given[0].shape), given[1])
+                yield ("compare", gate), lambda: sealed.drawn_part(self._stream("gate", gate), width)
+            case "times":
+                count = _size(given[1].shape)
+                yield ("times", gate), lambda: sealed.drawn_bit_product(self._stream("gate", gate), count)
+
     def _mask(self, purpose: Purpose, number: int, shape: Sequence[int]) -> Tensor:
-        return self._stream(purpose, number).words(*shape)
+        """Drawn once, for whoever comes first: the value that it hides, or the product that is made of it ahead."""
+        if (purpose, number) not in self._masks:
+            self._masks[purpose, number] = self._stream(purpose, number).words(*shape)
+        return self._masks[purpose, number]
 
     def _product(self, layer: int, mask: Tensor) -> Tensor:
         return linear_map(self.terms.linear_steps[layer], self._weights[layer])(mask)
@@ -431,30 +556,40 @@ class Second(_Computing):
         return Masked(mask)
 
     def apply(self, layer: int, masked: Masked, shift: int) -> Gate:
-        done = self._products.pop((layer, False), None)
-        y = self._product(layer, masked.part) if done is None else done
-        return (yield from self._truncated_product(2 * layer, y, shift))
+        started = self._made(("apply", layer), lambda: self._started(layer, masked.part))
+        return (yield from self._finish(started, shift))
 
     def apply_transposed(self, layer: int, masked: Masked, shift: int) -> Gate:
-        done = self._products.pop((layer, True), None)
-        y = self._transposed_product(layer, masked.part) if done is None else done
-        return (yield from self._truncated_product(2 * layer + 1, y, shift))
+        started = self._made(("apply_transposed", layer), lambda: self._started_transposed(layer, masked.part))
+        return (yield from self._finish(started, shift))
 
-    def _truncated_product(self, number: int, y: Tensor, shift: int) -> Gate:
+    def _started(self, layer: int, mask: Tensor) -> _Truncation:
+        done = self._products.pop((layer, False), None)
+        return self._truncated_product(2 * layer, self._product(layer, mask) if done is None else done)
+
+    def _started_transposed(self, layer: int, mask: Tensor) -> _Truncation:
+        done = self._products.pop((layer, True), None)
+        return self._truncated_product(2 * layer + 1, self._transposed_product(layer, mask) if done is None else done)
+
+    def _truncated_product(self, number: int, y: Tensor) -> _Truncation:
         stream = self._stream("linear", number)
-        return (yield from self._finish(y, stream.words(*y.shape), shift, stream))
+        return self._start(y, stream.words(*y.shape), stream)
 
     def truncate(self, x: Tensor, shift: int) -> Gate:
         flat = x.clone().reshape(-1, 1)
-        stream = self._stream("gate", self._next_gate())
-        share = yield from self._finish(flat, torch.zeros_like(flat), shift, stream)
+        started = self._start(flat, torch.zeros_like(flat), self._stream("gate", self._next_gate()))
+        share = yield from self._finish(started, shift)
         return share.reshape(x.shape)
 
-    def _finish(self, y: Tensor, drawn: Tensor, shift: int, stream: Stream) -> Gate:
+    def _start(self, y: Tensor, drawn: Tensor, stream: Stream) -> _Truncation:
         """`y` is used up."""
-        count = y.numel()
-        beta, carries = stream.packed_bits(count), stream.half_words(*y.shape)
+        beta, carries = stream.packed_bits(y.numel()), stream.half_words(*y.shape)
         y, epsilon = truncation.start_second(y, drawn, beta)
+        return _Truncation(y, beta, carries, epsilon)
+
+    def _finish(self, started: _Truncation, shift: int) -> Gate:
+        y, beta, carries, epsilon = started
+        count = y.numel()
         yield Tell(to_words(epsilon))
         delta = from_words((yield Hear("bits of a truncation", (num_words(count),))), count)
         return truncation.finish_second(y, shift, beta, carries, delta, epsilon)
@@ -463,23 +598,30 @@ class Second(_Computing):
         return stream.words(*shape)
 
     def _correlation(self, gate: int, width: sealed.Width) -> sealed.Correlation:
-        return sealed.drawn_part(self._stream("gate", gate), width)
+        return self._made(("compare", gate), lambda: sealed.drawn_part(self._stream("gate", gate), width))
 
     def bit_product(self, gate: int, count: int) -> sealed.BitProduct:
-        return sealed.drawn_bit_product(self._stream("gate", gate), count)
+        return self._made(("times", gate), lambda: sealed.drawn_bit_product(self._stream("gate", gate), count))
 
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         told = yield Hear("a blinded value", tuple(masked.part.shape))
-        squares = norms.second_part(told, masked.part, norm.shift)
-        squares -= self._stream(purpose, number).words(len(squares)) << 1
-        self._norms.append((norm.label, squares << norm.shift))
+
+        def squares() -> Tensor:
+            drawn = self._stream(purpose, number).words(told.shape[1])
+            return norms.second_part(told, masked.part, norm.shift) - (drawn << 1) << norm.shift
+
+        self._norms.append((norm.label, self._remembered(("norm", norm.label), squares)))
         return Blinded(masked, told)
 
     def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        return self._made(("gradient", layer), lambda: self._gradient_product(layer, value, delta))
+        yield
+
+    def _gradient_product(self, layer: int, value: Blinded, delta: Blinded) -> Tensor:
+        """All of its part."""
         left = torch.cat([delta.told + delta.masked.part, delta.masked.part])
         words = weight_gradient(self.terms.linear_steps[layer], left, torch.cat([value.masked.part, value.told]))
         return words - self._stream("gradient", layer).words(*words.shape)
-        yield
 
     def _limits(self, labelled: Sequence[tuple[str, Tensor]]) -> int:
         del labelled
@@ -492,6 +634,7 @@ class Dealing(Role):
     def __init__(self, terms: StepTerms, seeds: tuple[bytes, bytes] | None) -> None:
         super().__init__(terms)
         self._seeds = seeds
+        self._keystreams = seeds and tuple(Keystream(seed, terms.batch_size) for seed in seeds)
         self.dealt: list[Tensor] = []
         self.on_dealt: Callable[[], None] = _nobody
         """Called whenever something was added to `dealt`: it may be taken away from there."""
@@ -502,10 +645,9 @@ class Dealing(Role):
 
     def _streams(self, purpose: Purpose, number: int) -> tuple[Stream, Stream]:
         """With the first party, and with the second."""
-        assert self._seeds is not None
-        first, second = self._seeds
-        named = purpose, number, self.terms.batch_size
-        return Stream(first, *named), Stream(second, *named)
+        assert self._keystreams is not None
+        first, second = self._keystreams
+        return first.stream(purpose, number), second.stream(purpose, number)
 
     @property
     def is_dry(self) -> bool:
@@ -620,7 +762,8 @@ class Dealing(Role):
     def blind(self, purpose: Purpose, number: int, masked: Masked, norm: Norm) -> Generator[Any, Any, Blinded]:
         shape = tuple(masked.part.shape)
         self.norms_dealt.append(norm)
-        self._norms.append((norm.label, _nothing(shape[1:2])))
+        nothing = _nothing(shape[1:2])
+        self._norms.append((norm.label, lambda: nothing))
         if self.is_dry:
             self._deal(_nothing(shape[1:2]))
             return Blinded(masked, masked.part)
@@ -631,16 +774,20 @@ class Dealing(Role):
         return Blinded(masked, mask)
         yield
 
-    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+    def expect_gradient(self, layer: int, value: Blinded, delta: Blinded) -> Generator[Any, Any, None]:
         step = self.terms.linear_steps[layer]
-        shape = step.weight_shape(self.terms.linear_sources[layer])
         if self.is_dry:
-            self._deal(_nothing(shape))
+            self._deal(_nothing(step.weight_shape(self.terms.linear_sources[layer])))
         else:
             left = torch.cat([delta.told, delta.masked.part])
             words = weight_gradient(step, left, torch.cat([value.masked.part, value.told]))
             self._deal(words - self._streams("gradient", layer)[1].words(*words.shape))
-        return _nothing(shape)
+        return
+        yield
+
+    def gradient(self, layer: int, value: Blinded, delta: Blinded) -> Gate:
+        del value, delta
+        return _nothing(self.terms.linear_steps[layer].weight_shape(self.terms.linear_sources[layer]))
         yield
 
     def watch(self, label: str, x: Tensor) -> None:
@@ -682,7 +829,7 @@ class _DealtBit(Bit):
 def weight_masks(terms: StepTerms, seed: bytes, layer: int) -> Tensor:
     """A of one layer: known to the first party and the dealer."""
     shape = terms.linear_steps[layer].weight_shape(terms.linear_sources[layer])
-    return Stream(seed, "weights", layer, terms.batch_size).words(*shape)
+    return Stream.of(seed, "weights", layer, terms.batch_size).words(*shape)
 
 
 def _nobody() -> None:
@@ -695,4 +842,4 @@ def _nothing(shape: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def _size(shape: Sequence[int]) -> int:
-    return _nothing(shape).numel()
+    return math.prod(shape)

@@ -16,7 +16,8 @@ from bilateral.protocols.share.circuit.description import FRACTION_BITS
 from bilateral.protocols.share.training.backward import backward
 from bilateral.protocols.share.training.forward import forward, watch_what_is_compared
 from bilateral.protocols.share.training.loss import loss_delta
-from bilateral.protocols.share.training.roles import Blinded, Dealing, Role
+from bilateral.protocols.share.training.planning import Planning
+from bilateral.protocols.share.training.roles import Blinded, Role
 from bilateral.protocols.share.training.tape import Delta, Tape, Walk
 from bilateral.protocols.share.training.terms import (
     DELTA_NORM_BITS,
@@ -46,41 +47,52 @@ def step(role: Role, inputs: Tensor | None, targets: Tensor | None) -> Walk:
     for index in reversed(range(num_steps)):
         if index + 1 in tape.deltas:
             yield from backward(role, tape, index)
-    found = yield from _gradients(role, tape)
+    blinded = yield from _blinded(role, tape)
     beyond = yield from role.settle()
     if beyond:
         raise NumericalRangeError(
             f"Numbers of this training step left their range: {beyond} of its random sums are beyond their limits.",
             remedy="Normalise the inputs, lower the learning rate, or use weight decay; the step was not used.",
         )
-    return found
+    return (yield from _gradients(role, tape, blinded))
 
 
-def _gradients(role: Role, tape: Tape) -> Walk:
-    terms, found = role.terms, []
+def _blinded(role: Role, tape: Tape) -> Walk:
+    """What gradients of weights are products of, by layer: a value and a delta."""
+    terms = role.terms
     values: dict[int, Blinded] = {}
-    for layer, (weight_trains, bias_trains) in enumerate(terms.trains):
+    found: dict[int, tuple[Blinded, Blinded]] = {}
+    for layer, (weight_trains, _) in enumerate(terms.trains):
         source = terms.source_values[layer]
-        if layer not in tape.masked_deltas:
-            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
-            continue
-        masked, delta = tape.masked_deltas[layer]
-        if weight_trains:
+        if weight_trains and layer in tape.masked_deltas:
+            masked, delta = tape.masked_deltas[layer]
             if source not in values:
                 bits = terms.circuit.values[source].fraction_bits
                 norm = Norm(f"norm of value {source}", bits, VALUE_NORM_BITS)
                 values[source] = yield from role.blind("value blind", source, tape.masked[source], norm)
             norm = Norm(f"norm of delta {layer}", delta.fraction_bits, DELTA_NORM_BITS)
-            blinded = yield from role.blind("delta blind", layer, masked, norm)
-            found.append((yield from role.gradient(layer, values[source], blinded)).reshape(-1))
+            found[layer] = values[source], (yield from role.blind("delta blind", layer, masked, norm))
+            yield from role.expect_gradient(layer, *found[layer])
+    return found
+
+
+def _gradients(role: Role, tape: Tape, blinded: dict[int, tuple[Blinded, Blinded]]) -> Walk:
+    terms, found = role.terms, []
+    for layer, (_, bias_trains) in enumerate(terms.trains):
+        if layer not in tape.masked_deltas:
+            found.append(tape.value(-1).new_zeros(terms.size_of_parts(layer)))
+            continue
+        if layer in blinded:
+            found.append((yield from role.gradient(layer, *blinded[layer])).reshape(-1))
         if bias_trains:
+            _, delta = tape.masked_deltas[layer]
             found.append(delta.share.sum(dim=[0, *range(2, delta.share.dim())]))
     return torch.cat(found)
 
 
 def shape_of(terms: StepTerms) -> StepShape:
     """By walking the step with shapes alone. A layer that leads nowhere has gradients of zero."""
-    dealer = Dealing(terms, None)
+    dealer = Planning(terms)
     run(step(dealer, None, None))
     parts = []
     for layer, (weight, bias) in enumerate(terms.trains):
@@ -91,7 +103,8 @@ def shape_of(terms: StepTerms) -> StepShape:
             parts.append(GradientPart(layer, False, shape, delta_bits + source.fraction_bits))
         if bias:
             parts.append(GradientPart(layer, True, (terms.linear_values[layer].shape[0],), delta_bits))
-    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), tuple(dealer.watched_shapes), tuple(dealer.norms_dealt))
+    watched, norms = tuple(dealer.watched_shapes), tuple(dealer.norms_dealt)
+    return StepShape(tuple(parts), tuple(dealer.dealt_shapes), watched, norms, dealer.orders)
 
 
 def run(walk: Walk) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class StepTerms:
     @cached_property
     def digest(self) -> bytes:
         """Names these terms and no others."""
-        facts = [self.circuit.to_json(), self.loss, self.batch_size, self.trains, self.factor]
+        facts = ["v2", self.circuit.to_json(), self.loss, self.batch_size, self.trains, self.factor]
         return hashlib.sha256(json.dumps(facts).encode()).digest()
 
     @cached_property
@@ -134,6 +134,29 @@ class StepTerms:
 
 
 @dataclass(frozen=True)
+class Made:
+    """Stands for what an earlier gate left: the one of that number."""
+
+    order: int
+
+
+@dataclass(frozen=True, repr=False)
+class Order:
+    """A gate of a step as the dealer needs it: its name, and what it is given, with shapes in place of values.
+
+    `done`: the gates whose results nothing reads after this one.
+    """
+
+    gate: str
+    given: tuple[Any, ...]
+    done: tuple[int, ...] = ()
+
+    @property
+    def made(self) -> tuple[Made, ...]:
+        return tuple(part for part in self.given if isinstance(part, Made))
+
+
+@dataclass(frozen=True)
 class GradientPart:
     """Where a layer's gradient lies in the words of a party, and what they stand for."""
 
@@ -163,7 +186,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class StepShape:
-    """`dealt`: shapes and types of all that the second party is dealt, in order. `watched`: labels, in order, each with
+    """`dealt`: shapes and types of all that the first party is dealt, in order. `watched`: labels, in order, each with
     the shape of a sample's part."""
 
     parts: tuple[GradientPart, ...]
@@ -171,6 +194,8 @@ class StepShape:
     watched: tuple[tuple[str, Shape], ...]
     norms: tuple[Norm, ...]
     """Whose squares are compared."""
+    orders: tuple[Order, ...] = field(default=(), compare=False)
+    """Of a training step: the dealer's gates (`planning`)."""
 
     @property
     def dealt_bytes(self) -> int:

@@ -16,7 +16,7 @@ BITS = 20
 
 def seen(t, style=HARDENED, seed=1):
     """u of these numbers, as blinding makes it."""
-    blinding = Blinding.draw(Stream(bytes([seed]) * 32, "comparison", 0, 0), tuple(t.shape), BITS, style)
+    blinding = Blinding.draw(Stream.of(bytes([seed]) * 32, "comparison", 0, 0), tuple(t.shape), BITS, style)
     return blinding.signs * (blinding.factors * t + blinding.offsets)
 
 

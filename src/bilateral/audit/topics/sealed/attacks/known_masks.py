@@ -33,7 +33,7 @@ def mask_guesses(
 
 def stream(terms: StepTerms, seed: bytes, purpose: Purpose, number: int) -> Stream:
     """As the parties of a step name it."""
-    return Stream(seed, purpose, number, terms.batch_size)
+    return Stream.of(seed, purpose, number, terms.batch_size)
 
 
 def _seeds(steps: Iterable[SeenStep]) -> list[bytes]:

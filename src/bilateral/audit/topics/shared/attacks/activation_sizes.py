@@ -73,7 +73,7 @@ def log_sizes(numbers: Tensor) -> np.ndarray:
 @cache
 def _log_factors(style_name: str, fraction_bits: int) -> np.ndarray:
     """log2 of factors as the protocol draws them, from a stream of the attacker's own."""
-    stream = Stream(bytes(SEED_BYTES), "comparison", 0, 0)
+    stream = Stream.of(bytes(SEED_BYTES), "comparison", 0, 0)
     drawn = Blinding.draw(stream, (1, _NUM_FACTORS), fraction_bits, STYLES[style_name])
     return log_sizes(drawn.factors)
 
