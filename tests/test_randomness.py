@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+from bilateral.errors import ArgumentError
 from bilateral.randomness import SecureRandomness, SeededRandomness
 
 SOURCES = [SeededRandomness(7, "test"), SecureRandomness()]
@@ -107,3 +108,14 @@ def test_nothing_touches_the_global_generators():
     SeededRandomness(1).normal(10)
     SecureRandomness().permutation(10)
     assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("seed", [True, 1.0, "1", None, np.int64(1), torch.tensor(1)])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ArgumentError, match=r"expected `seed` to be a whole number, got .*int\(seed\)"):
+        SeededRandomness(seed)
+
+
+def test_any_whole_number_is_a_seed_of_its_own():
+    drawn = {SeededRandomness(seed).random_bytes(16) for seed in (0, 1, -1, 2**31, 2**64, 2**64 + 1, -(2**200))}
+    assert len(drawn) == 7

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bilateral.errors import ArgumentError
+
 _UNIFORM_BITS: Final = 53
 
 
@@ -84,9 +86,17 @@ class SecureRandomness(Randomness):
 
 @final
 class SeededRandomness(Randomness):
-    """Repeatable randomness for simulation, derived from a seed and a path of labels."""
+    """Repeatable randomness for simulation, derived from a seed and a path of labels.
+
+    `seed` is a whole number, of any size and sign. Whoever knows it knows all that is drawn.
+    """
 
     def __init__(self, seed: int, *labels: str | int) -> None:
+        if type(seed) is not int:  # True would be another stream than 1, and so would a number of numpy's
+            raise ArgumentError(
+                f"SeededRandomness: expected `seed` to be a whole number, got {type(seed).__name__} ({seed!r:.40}).",
+                remedy="Convert it: int(seed). For secrets take SecureRandomness(), which has no seed.",
+            )
         self._path: tuple[str | int, ...] = (seed, *labels)
         digest = hashlib.sha256(repr(self._path).encode()).digest()
         self._bits = np.random.Philox(key=np.frombuffer(digest[:16], dtype=np.uint64))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from bilateral.cli import doctor
 from bilateral.protocols.share.ring.cpu_features import VARIABLE
 
+ROOT = Path(__file__).parents[2]
 QUICK = ("--data", "breast-cancer", "--model", "mlp-3", "--loss", "mse", "--rounds", 2, "--clients", 3)
 
 
@@ -69,6 +72,8 @@ def test_doctor_finds_this_machine_ready(bilateral):
     assert outcome.json["ready"] is True
     names = [one["name"] for one in outcome.json["checks"]]
     assert {"torch", "processor", "kernels", "memory", "data", "extra [flare]", "this folder"} <= set(names)
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert {f"extra [{extra}]" for extra in extras - {"dev", "docs"}} <= set(names)
     assert "extra [flare]" in bilateral("doctor").out
 
 

@@ -48,6 +48,13 @@ def test_nothing_is_written_over_anothers_work(tmp_path: Path) -> None:
         write_project(tmp_path / "mine")
 
 
+def test_a_project_can_be_made_where_one_is(bilateral, tmp_path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "here_model.py" in bilateral("new", ".", "--json").json["files"]
+    assert "not empty" in bilateral("new", ".").err
+
+
 @pytest.mark.parametrize("name", ["class", "1st", "a b", "ä!"])
 def test_names_that_are_no_modules_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PlanError, match="name of Python modules"):

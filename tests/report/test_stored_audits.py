@@ -16,7 +16,7 @@ from bilateral.audit.scores import AUC, RECONSTRUCTED, SSIM, TPR_AT_1
 from bilateral.audit.verdict import OWN, judge
 from bilateral.cli.options import parse_setting
 from bilateral.engine.plan import RunPlan
-from bilateral.report.audit_html import flat
+from bilateral.report.frame import flat
 from bilateral.report.leakage_command import command_for
 from bilateral.report.leakage_page import leakage_page, pictures_beside
 from bilateral.runs.hetero.plan import HeteroPlan

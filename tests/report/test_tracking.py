@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def test_a_callback_is_told_of_the_start_of_every_round_and_of_the_end(tmp_path:
     assert diary.lines[0] == ("start", "breast-cancer", tmp_path / "out")
     assert [line[0] for line in diary.lines[1:-1]] == [1, 2, 3, 4]
     assert diary.lines[-1] == ("end", 4, True)
+
+
+def test_the_page_on_callbacks_works_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "callbacks.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "4 rounds of wine, kept in followed"
+    assert said[-2].startswith("4 of 4: {'test_accuracy'")
+    assert said[-1].startswith("done: ")
+    assert (tmp_path / "followed" / "metrics.csv").exists()
 
 
 def test_metrics_are_told_of_rounds_after_which_something_was_measured() -> None:

@@ -33,7 +33,13 @@ _LIBRARIES: Final = (
     "safetensors",
     "dp-accounting",
 )
-_EXTRAS: Final = {"flare": ("nvflare", "psutil", "pyyaml"), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+_EXTRAS: Final = {
+    "flare": ("nvflare", "psutil", "pyyaml"),
+    "data": ("pyarrow",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "tracking": ("tensorboard", "mlflow-skinny", "wandb"),
+    "baselines": ("gmpy2", "tenseal", "pynacl"),
+}
 _SPACE: Final = 2e9
 _MEMORY: Final = 2e9
 _SIGNS: Final[dict[State, str]] = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "missing": "[red]✗[/]"}

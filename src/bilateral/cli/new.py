@@ -43,10 +43,11 @@ def new_command(
 
 def write_project(folder: Path) -> list[str]:
     """All files of a new project; never over another's."""
-    module = folder.name.replace("-", "_").lower()
+    name = folder.resolve().name  # of `.` and `..` too
+    module = name.replace("-", "_").lower()
     if not module.isidentifier() or keyword.iskeyword(module):
         raise PlanError(
-            f"{folder.name!r} cannot be the name of Python modules.", remedy="Use letters, digits, _ and -: my-project."
+            f"{name!r} cannot be the name of Python modules.", remedy="Use letters, digits, _ and -: my-project."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PlanError(f"{folder} already exists and is not empty.", remedy="Choose another name.")
@@ -58,7 +59,7 @@ def write_project(folder: Path) -> list[str]:
         plain = template.name.removesuffix(_SUFFIX)
         target = _NAMED.get(plain, plain).format(module=module)
         code = f"--data {module}_data:load --model {module}_model:build"
-        text = Template(template.read_text(encoding="utf-8")).substitute(name=folder.name, module=module, code=code)
+        text = Template(template.read_text(encoding="utf-8")).substitute(name=name, module=module, code=code)
         (folder / target).write_text(text, encoding="utf-8")
         written.append(target)
     return written

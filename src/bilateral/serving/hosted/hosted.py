@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from bilateral.engine.plan import load_plan
 from bilateral.engine.remote.hosting import Quorum
+from bilateral.engine.remote.left import LeftDirectory
 from bilateral.engine.run_directory import RunDirectory
-from bilateral.engine.run_status import RunReader, RunStatus
-from bilateral.errors import DeploymentError, PlanError
+from bilateral.errors import PlanError
 from bilateral.randomness import SecureRandomness
 from bilateral.serving.folder import ServingFolder
 from bilateral.serving.hosted.handbook import serving_handbook
@@ -26,50 +24,12 @@ _AT_LEAST: Final = 2
 """The dealer and a client. Who comes later is in the next term."""
 
 
-@dataclass(frozen=True)
-class HostedService:
-    """What is left of a service that ended."""
-
-    output: Path
-    values: dict[str, Any]
-
-    @property
-    def finished(self) -> bool:
-        return bool(self.values["finished"])
-
-    @property
-    def rounds(self) -> int:
-        return int(self.values["rounds"])
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.values
-
-
 @dataclass
-class LocalService:
+class LocalService(LeftDirectory):
     """A service on this machine."""
 
-    plan: ServingPlan
-    directory: RunDirectory
+    sites: tuple[str, ...]
     facts: Mapping[str, Any]
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        return self.plan.parties
-
-    def look(self) -> RunStatus:
-        return self._reader.read()
-
-    def result(self) -> HostedService:
-        try:
-            text = self.directory.result.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise DeploymentError(f"The service ended early: {self.look().reason or 'no reason was given'}") from error
-        return HostedService(self.directory.path, json.loads(text))
-
-    @cached_property
-    def _reader(self) -> RunReader:
-        return RunReader(self.directory.path)
 
 
 class HostedServing:
@@ -104,7 +64,7 @@ class HostedServing:
         else:
             directory = RunDirectory(output.resolve())
         facts = {RUN: str(run), **{name: options[name] for name in (MODEL, DATA) if options.get(name)}}
-        return LocalService(plan, directory, facts)
+        return LocalService(directory, plan.parties, facts)
 
     def questions(self, plan: ServingPlan) -> tuple[str, ...]:
         return tuple(f"{plan.run}/{client}" for client in plan.clients)
