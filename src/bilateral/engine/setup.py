@@ -84,7 +84,7 @@ class Blueprint:
                 "evaluation.site_holdout: sites are not sent the model as it is in this plan, and cannot measure it.",
                 remedy="Leave it out, or use protection = 'masks' or 'fedsgd'.",
             )
-        if plan.evaluation.shares_site_metrics and plan.noise.mechanism != NO_NOISE:
+        if plan.evaluation.shares_site_metrics and plan.chosen.noise is not None:
             raise PlanError(
                 "evaluation.site_metrics = 'share' beside noise: sites would tell exact figures of samples that no "
                 "epsilon covers.",
