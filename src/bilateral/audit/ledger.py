@@ -172,4 +172,5 @@ _LINES = (
 )
 SEALED_LINE: Final = 17
 CRAFTED_LINE: Final = 18
+METRICS_LINE: Final = 20
 LEDGER: Final = {line.number: line for line in _LINES}

@@ -32,6 +32,7 @@ from bilateral.models.scale_graph import ScaleGraph
 from bilateral.protocols.guarantee import Guarantee
 from bilateral.protocols.messages import Aggregate, Message, RecoveredUpdate
 from bilateral.protocols.noise.privacy_report import PrivacyReport
+from bilateral.protocols.site_reports import MetricsRequest
 from bilateral.randomness import Randomness, SecureRandomness, SeededRandomness
 
 
@@ -142,6 +143,10 @@ def _parts_of(value: object) -> Iterable[object]:
     return (*held, *getattr(value, "__dict__", {}).values())
 
 
+def _stays_at_the_site(name: str, row: dict[str, Any]) -> None:
+    """What a site notes for itself of the models that it measures: no adversary's, and no truth that is scored."""
+
+
 def _traced(training: Training, problem: Problem, model: nn.Module) -> ScaleGraph:
     """Attacks read a network by its scale graph, whether or not the plan's protection needs one."""
     if isinstance(training.layout, ScaleGraph):
@@ -182,7 +187,8 @@ def record(
     transcript = Transcript(keep_messages=True)
     rate = plan.federation.dropout
     dropouts = Dropouts(rate, SeededRandomness(plan.seed, "dropouts"), plan.traits.replies_in_a_round) if rate else None
-    exchange = blueprint.local_exchange(transcript.record, dropouts)
+    measured = _stays_at_the_site if plan.evaluation.site_holdout else None
+    exchange = blueprint.local_exchange(transcript.record, dropouts, note=measured)
     server_rounds: list[ServerRound] = []
     batches: dict[tuple[str, int], Split] = {}
     for round_index in range(plan.training.rounds):
@@ -192,7 +198,10 @@ def record(
         before_round(round_index, training.model)
         before = training.weights()
         try:
-            training.advance(round_index, present, exchange)
+            counts = training.is_to_count
+            contributors = training.advance(round_index, present, exchange)
+            if plan.evaluation.shares_site_metrics and not (counts or round_index % plan.training.evaluate_every):
+                exchange(round_index, dict.fromkeys(contributors, (MetricsRequest(round_index),)))
             happened = True
         except ThresholdError:  # too few survived; the model is as it was, and the run goes on
             happened = False

@@ -52,7 +52,7 @@ def test_every_topic_has_its_experiments_in_the_order_of_audits():
     names = [one.name for one in all_experiments()]
     assert names[0] == "gradient-inversion"
     assert names[-1] == "hidden-queries"
-    assert len(names) == len(set(names)) == 28
+    assert len(names) == len(set(names)) == 29
 
 
 def test_an_experiment_is_for_the_kinds_of_plans_that_it_names(ours):
