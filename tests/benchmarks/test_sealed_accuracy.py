@@ -28,6 +28,13 @@ def test_seeds_that_are_not_there_on_both_sides_are_not_compared():
 
 
 def test_every_case_is_sealed_and_plain_with_the_same_options():
-    assert set(sealed_accuracy.CASES) == {"digits", "breast-cancer", "bank-marketing", "mnist", "cifar10"}
+    assert set(sealed_accuracy.CASES) == {
+        "digits",
+        "breast-cancer",
+        "bank-marketing",
+        "mnist",
+        "mnist-faster",
+        "cifar10",
+    }
     for case in sealed_accuracy.CASES.values():
         assert not {"--protection", "--seed"} & set(case.options)

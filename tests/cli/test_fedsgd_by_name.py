@@ -36,6 +36,8 @@ EXPLAINED = {
     "docs/decisions/0002-one-gradient-per-round.md": ("The papers call it FedAvg",),
     "src/bilateral/protections/fedavg/halves.py": ("which call it FedAvg",),
     "src/bilateral/audit/topics/model/model_inversion.py": ("on what it calls FedAvg",),
+    "src/bilateral/report/run_page/learning.py": ("FedSGD, or with local steps FedAvg",),
+    "docs/how-to/own-loop.md": ("## FedAvg under masks",),
 }
 """Where the word is explained, is a paper's or means local steps, in these words."""
 ABOUT_THE_NAME = "docs/decisions/0023-fedsgd-by-name.md"
@@ -53,9 +55,17 @@ ABOUT_LOCAL_STEPS = (
 """With local steps it is FedAvg (decision 37), and these speak of both."""
 
 
+WORDS_OF_THE_PAPERS = (
+    "docs/decisions/0049-tables-of-the-papers.md",
+    "docs/reproductions.md",
+    "src/bilateral/reproduce/",
+)
+"""Rows of the papers' tables keep the papers' names; that FedAvg is FedSGD there is said in each table."""
+
+
 def unexplained(path: Path, text: str) -> list[str]:
     """What is left of the old name when its explanations are taken out."""
-    if path.relative_to(ROOT).as_posix() in ABOUT_LOCAL_STEPS:
+    if path.relative_to(ROOT).as_posix().startswith((*ABOUT_LOCAL_STEPS, *WORDS_OF_THE_PAPERS)):
         return []
     text = " ".join(text.split())
     for words in EXPLAINED.get(path.relative_to(ROOT).as_posix(), ()):

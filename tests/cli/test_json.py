@@ -166,11 +166,11 @@ def test_other_answers_of_a_command_are_in_its_schema_too(bilateral, tmp_path):
         validator("reproduce").validate({"tables": [told]})
     assert bilateral("privacy", *QUICK, "--json").json["status"] == "none"
     assert bilateral("leakage-page", STORED, "--output", "page.md", "--json").json["page"] is None
-    (tmp_path / "nets.py").write_text(
+    (tmp_path / "nets_for_json.py").write_text(
         "from torch import nn\n\n"
         "def build(num_outputs):\n    return nn.Sequential(nn.Linear(4, num_outputs), nn.Tanh())\n"
     )
-    refused = bilateral("inspect", "nets:build", "--input-shape", 4, "--json").json
+    refused = bilateral("inspect", "nets_for_json:build", "--input-shape", 4, "--json").json
     assert list(refused) == ["protections"]
 
 

@@ -83,7 +83,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones_and_the_closest():
 def test_an_unknown_option_is_answered_with_the_accepted_ones():
     with pytest.raises(DataError, match=r'"digits" among: flat, normalise, seed; got flatten'):
         load_dataset("digits", flatten=True)
-    with pytest.raises(DataError, match=r"among: normalise, num_test, num_train, seed, task; got size"):
+    with pytest.raises(DataError, match=r"among: normalise, num_test, num_train, seed, shrink, task; got size"):
         load_dataset("cifar10", size=3)
 
 

@@ -29,7 +29,7 @@ VIEWS = {"table": as_table, "page": as_page, "html": audit_html}
 SHORT = {
     "table": lambda result: as_table(result, 150).split("In short")[1],
     "page": lambda result: as_page(result).split("## What holds, and what does not")[1].split("### How to read it")[0],
-    "html": lambda result: audit_html(result).split("<h2>In short</h2>")[1].split("<h2>")[0],
+    "html": lambda result: audit_html(result).split(">In short</h2>")[1].split("<table")[1].split("</table>")[0],
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bilateral.protections.ladder import LADDER
 from bilateral.report.reproduced_files import curves_svg
 from bilateral.report.reproduced_page import page_of, stored_tables
 from bilateral.report.reproduced_summary import BEGIN, END, summary, with_summary
@@ -81,7 +82,8 @@ def test_the_summary_marks_what_was_multiplied_up_and_tells_what_was_broken():
     ]
     shown = summary(table(cells, table="systems"))
     assert "| tp-smc | 80 ±1.0 | 2x | 3x* | 2x | single uploads, by asking for other sums |" in shown
-    assert "| sealed training | 80 | - | - | - | matching and copying at chance" in shown
+    (sealed,) = [rung.audit for rung in LADDER if rung.protection == "sealed"]
+    assert f"| sealed training | 80 | - | - | - | {sealed} |" in shown
     page = with_summary(f"a\n{BEGIN}\nold\n{END}\nb", table(cells))
     assert page == f"a\n{shown}\nb"
 

@@ -184,9 +184,9 @@ def test_a_file_in_the_directory_stops_the_run(tmp_path, counting):
 def test_a_kind_of_the_package_needs_its_line_in_the_table_and_no_command(bilateral, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setattr(kinds, "_TABLE", MappingProxyType({**kinds._TABLE, "tabled": __name__}))
     (tmp_path / "plan.toml").write_text('kind = "tabled"\ntarget = 3\n')
-    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet")
+    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet", free=True)
     assert (first.code, first.json) == (0, {"count": 3, "finished": True, "output": "out"})
-    assert bilateral("run", "--resume", "out", "--json", "--quiet").json == first.json
+    assert bilateral("run", "--resume", "out", "--json", "--quiet", free=True).json == first.json
     watched = bilateral("watch", "out", "--json").json
     assert (watched["kind"], watched["state"], watched["round"]) == ("tabled", "finished", 3)
     audited = bilateral("audit", "plan.toml", "--effort", "smoke", "--workers", 1, "--json", "--quiet", "--output", "a")
@@ -202,9 +202,9 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path, counting):
 
 def test_the_command_line_runs_resumes_and_watches_it(bilateral, tmp_path):  # noqa: F811
     (tmp_path / "plan.toml").write_text('kind = "counting"\ntarget = 3\n')
-    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet")
+    first = bilateral("run", "plan.toml", "--output", "out", "--json", "--quiet", free=True)
     assert (first.code, first.json) == (0, {"count": 3, "finished": True, "output": "out"})
-    assert bilateral("run", "--resume", "out", "--json", "--quiet").json == first.json
+    assert bilateral("run", "--resume", "out", "--json", "--quiet", free=True).json == first.json
     watched = bilateral("watch", "out", "--json").json
     assert (watched["kind"], watched["state"], watched["round"]) == ("counting", "finished", 3)
     assert watched["metrics"] == {"count": 3.0}

@@ -12,7 +12,7 @@ from typing import Any
 
 from bilateral.audit.evidence import MALFORMED, Evidence, evidence_from
 from bilateral.documents import parse_json
-from bilateral.engine.run_directory import dated_path, write_json
+from bilateral.engine.run_directory import new_dated_folder, write_json
 from bilateral.errors import CheckpointError, PlanError
 
 DEFAULT_PARENT = Path("bilateral-audits")
@@ -36,7 +36,7 @@ class AuditDirectory:
     @staticmethod
     def create(path: Path | None, title: str, task: dict[str, Any]) -> AuditDirectory:
         """A new directory for `task` (the plan and the effort)."""
-        path = path or dated_path(DEFAULT_PARENT, title)
+        path = path or new_dated_folder(DEFAULT_PARENT, title)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",

@@ -67,7 +67,9 @@ def commented_toml(plan: BaseModel, said: Mapping[str, str] = _SAID) -> str:
     """
     fields = type(plan).model_fields
     # A plan may leave out what is as it was before there was the setting.
-    values = {**{name: getattr(plan, name) for name in fields}, **plan.model_dump(mode="json")}
+    written = plan.model_dump(mode="json")
+    values = {**written, **{name: _whole(getattr(plan, name), written.get(name)) for name in fields}}
+    values = {name: values[name] for name in (*fields, *(name for name in written if name not in fields))}
     plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
     parts = [_settings(plain, fields, "", said)]
     for name, section in values.items():
@@ -75,6 +77,12 @@ def commented_toml(plan: BaseModel, said: Mapping[str, str] = _SAID) -> str:
             kind = fields[name].annotation if name in fields else None
             parts.append(_section(name, section, getattr(kind, "model_fields", {}), said))
     return "\n\n".join(parts) + "\n"
+
+
+def _whole(value: Any, written: Any) -> Any:
+    if not isinstance(value, BaseModel):
+        return value if written is None else written
+    return {**{name: getattr(value, name) for name in type(value).model_fields}, **(written or {})}
 
 
 def _section(name: str, values: dict[str, Any], fields: Mapping[str, FieldInfo], said: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -54,7 +55,7 @@ class RunDirectory:
     def create(path: Path | None, plan: Plan) -> RunDirectory:
         """A new directory with the plan in it; `path` None picks a dated name."""
         kind = kind_of_plan(plan)
-        path = path or dated_path(DEFAULT_PARENT, kind.outline(plan).title)
+        path = path or new_dated_folder(DEFAULT_PARENT, kind.outline(plan).title)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise PlanError(
                 f"{path} already exists and is not empty.",
@@ -166,11 +167,15 @@ def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> 
     os.replace(partial, path)  # noqa: PTH105 (the atomic one)
 
 
-def dated_path(parent: Path, title: str) -> Path:
-    """A folder that does not exist yet, named by the time and by what is in it."""
+def new_dated_folder(parent: Path, title: str) -> Path:
+    """A folder of nobody else's, named by the time and by what is in it: two processes never get the same."""
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{title.replace(':', '.').replace('/', '.')}"
-    path, number = parent / stem, 1
-    while path.exists():
-        number += 1
-        path = parent / f"{stem}-{number}"
-    return path
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("counting ends nowhere")

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from bilateral.arguments import checked
+from bilateral.arguments import checked, require
 from bilateral.documents import parse_json
 from bilateral.errors import MalformedMessageError, OutOfRangeError, PlanError, ProtocolError
 from bilateral.learning.aggregation import Incident
@@ -91,6 +91,9 @@ class Cohort:
     number: bytes = field(default_factory=_new_number)
 
     def __post_init__(self) -> None:
+        require(self.pinned, Mapping[str, Any], "Cohort: expected `pinned` to be")
+        require(self.masks, MaskSettings, "Cohort: expected `masks` to be")
+        require(self.number, bytes, "Cohort: expected `number` to be")
         if len(self.pinned) < 2:
             raise PlanError(
                 f"Expected the identity keys of 2 or more sites, got {len(self.pinned)}.",

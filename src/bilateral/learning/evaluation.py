@@ -93,8 +93,8 @@ def evaluate(predict: Predict, split: Split, loss: str | Objective, *, batch_siz
 
 
 def main_metric(metrics: dict[str, Any]) -> tuple[str, float]:
-    """The metric that reports lead with."""
-    name = "test_accuracy" if "test_accuracy" in metrics else "test_mse"
+    """The metric that reports lead with; of what is no training of ours, the first that there is."""
+    name = next((one for one in ("test_accuracy", "test_mse") if one in metrics), next(iter(metrics)))
     return name, metrics[name]
 
 

@@ -64,5 +64,5 @@ def _broken(method: str, of: Mapping[str, Mapping[str, Any]]) -> str:
     """What an adaptive attacker broke. Where this table has no attack at all, the ladder's word."""
     tried = [metric for metric in _BROKEN if metric in of and of[metric]["ours"] is not None]
     if not tried:
-        return _RUNGS[method].audit.split(";")[0] if method in _RUNGS else "not tried"
+        return _RUNGS[method].audit if method in _RUNGS else "not tried"
     return ", ".join(_BROKEN[metric] for metric in tried if of[metric]["word"].endswith(": broken")) or "nothing found"

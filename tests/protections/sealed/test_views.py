@@ -101,9 +101,9 @@ def test_the_words_of_an_upload_alone_are_no_gradient():
         masks = client._uploader._masks
         whole = masks.mask
 
-        def mask(upload, context=b"", whole=whole):
+        def mask(upload, *, context, whole=whole):
             uploads.append(upload.terms.reshape(-1))
-            return whole(upload, context)
+            return whole(upload, context=context)
 
         masks.mask = mask
     sealed.advance(0)
