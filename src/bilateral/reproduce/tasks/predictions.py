@@ -40,7 +40,7 @@ class Predictions:
         for row in rows:
             if (row["phase"], row["party"]) == (_PHASE, ALL):
                 key = f"{self.model}/{row['batch_size']}"
-                values[f"{key}/seconds"] = [row["seconds"]]
-                values[f"{key}/MB"] = [row["megabytes"]]
+                values[f"{key}/seconds"] = [row["seconds_per_prediction"]]
+                values[f"{key}/MB"] = [row["megabytes_per_prediction"]]
                 values[f"{key}/error"] = [row["max_logit_error"]]
         return Measured(values)
